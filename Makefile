@@ -1,0 +1,43 @@
+# Two commands matter: `make demo` trains, loses a rank and goes on; `make test` checks everything.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test lint types unit kills clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.run
+	$(BIN)/resihp train examples/stdlib.toml
+
+test: lint types unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+kills: $(VENV)/.run
+	$(BIN)/python benchmarks/random_kills.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find resihp tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps say that the environment holds what the pins ask for.
+$(VENV)/.run: requirements.txt pyproject.toml | $(BIN)/python
+	$(PIP) -r requirements.txt
+	$(PIP) --no-build-isolation --no-deps --editable .
+	touch $@
+
+$(VENV)/.dev: requirements-dev.txt $(VENV)/.run
+	$(PIP) -r requirements-dev.txt
+	touch $@

@@ -1,0 +1,63 @@
+"""ResiHP keeps hybrid-parallel LLM training running while GPUs die.
+
+The public names load their modules when first used, so `import resihp` costs nothing:
+
+    plan = resihp.parse(text)
+    findings = resihp.verify(plan)
+    smaller = resihp.adapt(plan, lost=[5], step=30)
+    print(resihp.print_plan(smaller))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resihp.compiler import adapt, facts_of, initial_plan, schedule_order
+    from resihp.config import load as load_config
+    from resihp.errors import ResihpError
+    from resihp.ir import expand, parse, print_plan, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ResihpError",
+    "__version__",
+    "adapt",
+    "expand",
+    "facts_of",
+    "initial_plan",
+    "load_config",
+    "parse",
+    "print_plan",
+    "schedule_order",
+    "verify",
+]
+
+_HOME = {
+    "ResihpError": ("resihp.errors", "ResihpError"),
+    "adapt": ("resihp.compiler", "adapt"),
+    "expand": ("resihp.ir", "expand"),
+    "facts_of": ("resihp.compiler", "facts_of"),
+    "initial_plan": ("resihp.compiler", "initial_plan"),
+    "load_config": ("resihp.config", "load"),
+    "parse": ("resihp.ir", "parse"),
+    "print_plan": ("resihp.ir", "print_plan"),
+    "schedule_order": ("resihp.compiler", "schedule_order"),
+    "verify": ("resihp.ir", "verify"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'resihp' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _HOME[name]
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,106 @@
+"""The command line: a table of verbs, each in a module that is imported when it is used.
+
+`resihp --help` must be there at once, so this module imports argparse and nothing heavier, and
+only the verb on the command line is loaded (`tests/test_cli.py` holds it to that). A verb's
+module has `add_arguments(parser)` and `run(args) -> int`, the exit status.
+
+Exit status: 0 success, 1 findings or a failed rank, 2 wrong use or a wrong file, 4 more lost
+than any plan can carry, 130 interrupted, 141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from resihp import __version__
+from resihp.errors import ResihpError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class VerbModule(Protocol):
+    """What a module of a verb offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's arguments."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; the exit status."""
+        ...
+
+
+class Verb(NamedTuple):
+    """One line of the table: `light` verbs work on plans and need one thread of numpy."""
+
+    module: str
+    summary: str
+    light: bool
+
+
+VERBS = {
+    "train": Verb("resihp.cli.train", "train a job on this machine", light=False),
+    "kill": Verb("resihp.cli.kill", "kill one rank of a running job", light=False),
+    "verify": Verb("resihp.cli.verify", "prove that plans can run, or say why not", light=True),
+    "fmt": Verb("resihp.cli.fmt", "write plans in the canonical form", light=True),
+    "show": Verb("resihp.cli.show", "print what a plan says, or one rank's program", light=True),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit status (the console script `resihp`).
+
+    A `ResihpError` becomes one message on stderr and its own exit status. Anything else is a bug
+    of ours and keeps its traceback. argparse itself exits (0 help, 2 wrong use).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except ResihpError as error:
+        print(f"resihp: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("resihp: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit: give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _run(arguments: list[str]) -> int:
+    # The top level has only flags, so the first word is the verb.
+    used = next((word for word in arguments if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="resihp", description="Train through failures: write, verify and run pipeline plans."
+    )
+    parser.add_argument("--version", action="version", version=f"resihp {__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    module: VerbModule | None = None
+    for name, verb in VERBS.items():
+        subparser = subparsers.add_parser(name, help=verb.summary, description=verb.summary)
+        if name == used:
+            module = _load(verb)
+            module.add_arguments(subparser)
+    args = parser.parse_args(arguments)
+    assert module is not None, "argparse accepts only verbs of the table"
+    status = module.run(args)
+    sys.stdout.flush()
+    return status
+
+
+def _load(verb: Verb) -> VerbModule:
+    if verb.light:
+        # Starting a pool of BLAS threads takes longer than verifying a plan.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    return cast("VerbModule", importlib.import_module(verb.module))

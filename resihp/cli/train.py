@@ -1,0 +1,28 @@
+"""`resihp train JOB`: run a job on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    parser.add_argument("job", type=Path, help="the job file (TOML)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start one supervisor per rank and wait; the exit code of the job."""
+    import asyncio
+
+    from resihp.config import load
+    from resihp.monitor.launcher import Launcher
+
+    job = load(args.job)
+
+    async def launch() -> int:
+        return await Launcher(job, args.job).run()
+
+    return asyncio.run(launch())

@@ -1,0 +1,25 @@
+"""From descriptions to plans: schedules, lowering, the healthy plan, sizes, adaptation.
+
+Everything here is pure: plans in, plans out, no torch, no clock, no files.
+"""
+
+from __future__ import annotations
+
+from resihp.compiler.adapt import adapt
+from resihp.compiler.facts import facts_of
+from resihp.compiler.layout import initial_plan, split_layers
+from resihp.compiler.lower import home_work, lower, spread_work
+from resihp.compiler.schedules import SCHEDULES, Work, schedule_order
+
+__all__ = [
+    "SCHEDULES",
+    "Work",
+    "adapt",
+    "facts_of",
+    "home_work",
+    "initial_plan",
+    "lower",
+    "schedule_order",
+    "split_layers",
+    "spread_work",
+]

@@ -1,0 +1,109 @@
+"""A plan for what is left: TP groups shrink or are refilled, replicas that cannot be are dropped.
+
+The steps of an adaptation, each a part of its own: which state is left (`sources`), who forms the
+groups (`membership`), who runs which micro-batch in which order (`lower`), whether it fits
+(`capacity`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from resihp.compiler.capacity import oversized
+from resihp.compiler.lower import lower, spread_work
+from resihp.compiler.membership import Regrouped, Shortage, regroup
+from resihp.compiler.schedules import SCHEDULES
+from resihp.compiler.sources import State
+from resihp.errors import NoFeasiblePlan, UserError
+from resihp.ir.model import Plan, Resume
+
+__all__ = ["adapt"]
+
+DEFAULT_SCHEDULE = "1f1b"
+"""Of plans whose own schedule is none that the compiler can make."""
+
+
+def adapt(previous: Plan, lost: Iterable[int], step: int) -> Plan:
+    """The plan that redoes iteration `step` without the ranks `lost`.
+
+    A group that lost members is refilled from standby ranks, else shrinks to the largest power of
+    two of its survivors. A replica with a group that can neither is dropped: its other ranks
+    become standby and the micro-batches of its home are spread over the replicas that are left.
+    Layers stay where they are. `previous` is a verified plan; ranks that it lost stay lost.
+
+    Raises UserError for ranks that the job does not have, and NoFeasiblePlan when some state is
+    gone with its last holder, or the last replica has too few ranks or too little memory.
+    """
+    gone = frozenset(previous.lost) | _checked(lost, previous.mesh.world)
+    alive = frozenset(range(previous.mesh.world)) - gone
+    state = State(previous, gone)
+    _require_state(previous, state)
+    kept = sorted({group.replica for group in previous.groups})
+    min_degrees = {group.name: 1 for group in previous.groups}
+    while True:
+        groups = [group for group in previous.groups if group.replica in kept]
+        outcome = regroup(groups, alive, state, previous.mesh, min_degrees)
+        if not isinstance(outcome, Regrouped):
+            if len(kept) == 1:
+                raise NoFeasiblePlan(outcome[0].reason)
+            kept.remove(_to_drop(outcome))
+            continue
+        plan = _planned(previous, outcome, kept, gone, step)
+        too_big = oversized(plan)
+        if not too_big:
+            return plan
+        for excess in too_big:
+            if excess.group.tp == previous.mesh.tp:
+                raise NoFeasiblePlan(str(excess))
+            min_degrees[excess.group.name] = 2 * excess.group.tp
+
+
+def _planned(
+    previous: Plan, regrouped: Regrouped, kept: Sequence[int], gone: frozenset[int], step: int
+) -> Plan:
+    mesh, batch = previous.mesh, previous.batch
+    schedule = previous.schedule if previous.schedule in SCHEDULES else DEFAULT_SCHEDULE
+    work = spread_work(kept, mesh.dp, batch.microbatches)
+    return msgspec.structs.replace(
+        previous,
+        groups=regrouped.groups,
+        streams=lower(regrouped.groups, work, schedule, mesh.pp),
+        schedule=schedule,
+        resume=Resume(step=step),
+        standby=regrouped.standby,
+        lost=tuple(sorted(gone)),
+        reconfigure=regrouped.reshards,
+    )
+
+
+def _checked(lost: Iterable[int], world: int) -> frozenset[int]:
+    ranks = frozenset(lost)
+    unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
+    if unknown:
+        raise UserError(f"lost rank {unknown[0]}: the job's ranks are 0..{world - 1}")
+    return ranks
+
+
+def _require_state(previous: Plan, state: State) -> None:
+    """Raises NoFeasiblePlan when a chunk of some stage's state has no live holder."""
+    layers_of = {group.stage: group.layers for group in previous.groups}
+    for stage, layers in sorted(layers_of.items()):
+        chunks = state.lost_chunks(stage)
+        if chunks:
+            shown = ", ".join(map(str, chunks))
+            raise NoFeasiblePlan(
+                f"no live rank still holds chunk {shown} of {previous.mesh.tp} of layers {layers}"
+            )
+
+
+def _to_drop(shortages: Sequence[Shortage]) -> int:
+    """The replica to give up: one that no rank can save, then the neediest, then the last."""
+    replicas = {shortage.group.replica for shortage in shortages}
+
+    def hopelessness(replica: int) -> tuple[bool, int, int]:
+        own = [shortage for shortage in shortages if shortage.group.replica == replica]
+        return any(not shortage.lacks_ranks for shortage in own), len(own), replica
+
+    return max(replicas, key=hopelessness)

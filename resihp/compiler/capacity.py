@@ -1,0 +1,79 @@
+"""Which groups of a plan need more memory than a device has, by the verifier's own account."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+
+from resihp.compiler.facts import facts_of
+from resihp.ir.facts import StageFacts
+from resihp.ir.lanes import Lane, lanes_of
+from resihp.ir.model import Group, GroupName, Plan
+from resihp.ir.verify.memory import live_spans
+
+__all__ = ["Oversized", "oversized"]
+
+
+class Oversized(NamedTuple):
+    """A group whose members need `needed_bytes` each, more than the device's `capacity_bytes`."""
+
+    group: Group
+    needed_bytes: int
+    capacity_bytes: int
+
+    def __str__(self) -> str:
+        name, layers, tp = self.group.name, self.group.layers, self.group.tp
+        return (
+            f"{name} (layers {layers}, TP {tp}) needs {_mib(self.needed_bytes)} on each rank and a "
+            f"device has {_mib(self.capacity_bytes)}"
+        )
+
+
+def oversized(plan: Plan) -> list[Oversized]:
+    """The groups of a lowered plan that do not fit; none where no capacity is given."""
+    capacity = plan.memory_bytes
+    if capacity is None:
+        return []
+    facts = facts_of(plan).stages
+    twin = _twins(plan)
+    # Replicas that are alike have the same peaks, so one of each kind is enough to look at.
+    distinct = tuple(group for group in plan.groups if twin[group.replica] == group.replica)
+    lanes = lanes_of(msgspec.structs.replace(plan, groups=distinct))
+    peaks = {name: _peak_bytes(lanes, lane, facts[name]) for name, lane in lanes.items()}
+    needed = {g.name: peaks[GroupName(twin[g.replica], g.stage)] for g in plan.groups}
+    return [
+        Oversized(group, needed[group.name], capacity)
+        for group in plan.groups
+        if needed[group.name] > capacity
+    ]
+
+
+def _twins(plan: Plan) -> dict[int, int]:
+    """For each replica the first one that has the same degrees and the same streams."""
+    stream_of = {
+        GroupName(replica, stream.stage): index
+        for index, stream in enumerate(plan.streams)
+        for replica in stream.replicas
+    }
+    kinds: dict[int, list[tuple[int, int, int]]] = {}
+    for group in plan.groups:
+        kind = (group.stage, group.tp, stream_of[group.name])
+        kinds.setdefault(group.replica, []).append(kind)
+    first: dict[tuple[tuple[int, int, int], ...], int] = {}
+    return {
+        replica: first.setdefault(tuple(sorted(kind)), replica) for replica, kind in kinds.items()
+    }
+
+
+def _peak_bytes(lanes: dict[GroupName, Lane], lane: Lane, sizes: StageFacts) -> int:
+    change = [0] * (len(lane.body) + 1)
+    for live in live_spans(lanes, lane, sizes):
+        change[live.first] += live.num_bytes
+        change[live.last + 1] -= live.num_bytes
+    return sizes.state_bytes + max(accumulate(change))
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{-(-num_bytes // (1 << 20))}MiB"

@@ -1,0 +1,141 @@
+"""Bytes of a LLaMA on one member of a TP group, as the executor keeps them (fp32).
+
+Sizes: D hidden size, E head size, H query heads and K key/value heads of one member, F
+feed-forward columns of one member, V vocabulary. Embedding, norms and head are whole on every
+member.
+
+Kept per token and layer of a micro-batch:
+
+| from F to B | queries H E, keys and values 2 K E, attention output H E and its log-sum-exp H, gate
+|             | and up 2 F |
+| from F to W | both residual inputs 2 D and their reciprocal norms 2, both normed inputs 2 D, mixed
+|             | heads H E, gated product F |
+| from B to W | gradients of queries H E, keys and values 2 K E, gate and up 2 F, both row-parallel
+|             | outputs 2 D, both norms 2 D |
+
+Each stage adds the rotary tables E (F to B); the last one its final norm (input D, reciprocal 1,
+output D, gradient D), the log-probabilities V and loss gradients 1 (F to B), and the gradient of
+the logits V (B to W); the first one the gradient of the embedded tokens D (B to W). What lives
+only inside one instruction is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resihp.ir.facts import Facts, StageFacts
+from resihp.ir.lanes import MicroBatch
+from resihp.ir.model import Batch, Group, LayerRange, ModelShape, Op, Plan, Stream
+
+__all__ = ["facts_of", "num_parameters", "peak_partials", "stage_facts"]
+
+BYTES_PER_ELEMENT = 4
+
+
+def facts_of(plan: Plan) -> Facts:
+    """Sizes of every group of `plan`, verified or not."""
+    partials = [(stream, _partials_of(plan, stream)) for stream in plan.streams]
+    return Facts(
+        stages={
+            group.name: stage_facts(
+                plan.model, plan.batch, group.layers, group.tp, _partials_at(group, partials)
+            )
+            for group in plan.groups
+        }
+    )
+
+
+def stage_facts(
+    model: ModelShape, batch: Batch, layers: LayerRange, tp: int, num_partials: int
+) -> StageFacts:
+    """Sizes of one member of a group of degree `tp` that holds `layers`.
+
+    Resident state is the parameters, both AdamW moments, the reduced gradient and `num_partials`
+    sums of gradients (`peak_partials`).
+    """
+    heads, kv_heads, ffn = (_share(size, tp) for size in (model.heads, model.kv_heads, model.ffn))
+    width = model.hidden // max(model.heads, 1)
+    hidden, count = model.hidden, layers.last - layers.first + 1
+    until_b = count * (2 * heads * width + 2 * kv_heads * width + heads + 2 * ffn)
+    until_w = count * (4 * hidden + 2 + heads * width + ffn)
+    from_b = count * (heads * width + 2 * kv_heads * width + 2 * ffn + 4 * hidden)
+    until_b += width
+    if layers.first == 0:
+        from_b += hidden
+    if layers.last == model.layers - 1:
+        until_b += model.vocab + 1
+        until_w += 2 * hidden + 1
+        from_b += hidden + model.vocab
+    per_token = batch.tokens * BYTES_PER_ELEMENT
+    copies = 4 + num_partials
+    return StageFacts(
+        state_bytes=num_parameters(model, layers, tp) * copies * BYTES_PER_ELEMENT,
+        activation_bytes=(until_b + until_w) * per_token,
+        released_by_b_bytes=until_b * per_token,
+        weight_input_grad_bytes=from_b * per_token,
+        boundary_bytes=hidden * per_token,
+    )
+
+
+def num_parameters(model: ModelShape, layers: LayerRange, tp: int) -> int:
+    """Parameters on one member: its shard of the projections, and whole norms and tables."""
+    hidden = model.hidden
+    heads, kv_heads, ffn = (_share(size, tp) for size in (model.heads, model.kv_heads, model.ffn))
+    width = hidden // max(model.heads, 1)
+    per_layer = 2 * hidden * (heads + kv_heads) * width + 3 * hidden * ffn + 2 * hidden
+    total = (layers.last - layers.first + 1) * per_layer
+    if layers.first == 0:
+        total += model.vocab * hidden
+    if layers.last == model.layers - 1:
+        total += model.vocab * hidden + hidden
+    return total
+
+
+def peak_partials(done: Iterable[MicroBatch], num_microbatches: int) -> int:
+    """Most gradient sums alive at once when W finishes micro-batches in the order `done`.
+
+    Gradients are added along a fixed binary tree over the numbers of each home, so that a sum
+    waits for its sibling: log2(num_microbatches) + 1 in order of number, more across gaps.
+    """
+    root_level = max(num_microbatches - 1, 0).bit_length()
+    alive: set[tuple[int, int, int]] = set()
+    peak = 0
+    for home, number in done:
+        peak = max(peak, len(alive) + 1)
+        level = 0
+        while level < root_level:
+            sibling = (home, level, number ^ 1)
+            if (number ^ 1) << level < num_microbatches:
+                if sibling not in alive:
+                    break
+                alive.remove(sibling)
+            level, number = level + 1, number >> 1
+        alive.add((home, level, number))
+    return peak
+
+
+def _partials_of(plan: Plan, stream: Stream) -> int:
+    home = stream.replicas[0] if stream.replicas else 0
+    done = (
+        MicroBatch(home if instr.home is None else instr.home, instr.microbatch)
+        for instr in stream.body
+        if instr.op in (Op.W, Op.BW) and instr.microbatch is not None
+    )
+    return peak_partials(done, plan.batch.microbatches)
+
+
+def _partials_at(group: Group, partials: list[tuple[Stream, int]]) -> int:
+    """Of the group's stream; one where a faulty plan has none."""
+    return next(
+        (
+            count
+            for stream, count in partials
+            if stream.stage == group.stage and group.replica in stream.replicas
+        ),
+        1,
+    )
+
+
+def _share(size: int, tp: int) -> int:
+    """Rounded up: an unverified plan may not divide."""
+    return -(-size // max(tp, 1))

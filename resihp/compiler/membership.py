@@ -1,0 +1,204 @@
+"""Which live ranks form the groups of the replicas that are kept (section 6.1 of the paper).
+
+With all survivors equally fast, Eq. 3 and 4 choose the largest power of two of them. Standby ranks
+take the places of lost ones first, and what a power of two leaves over becomes standby.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from resihp.compiler.sources import Source, State
+from resihp.ir.model import Group, GroupName, Mesh, Reshard
+
+__all__ = ["Regrouped", "Shortage", "regroup"]
+
+
+class Shortage(NamedTuple):
+    """Why a group cannot be formed."""
+
+    group: GroupName
+    reason: str
+    lacks_ranks: bool
+    """More ranks would help; otherwise it is a source of its state that is lacking."""
+
+
+class Regrouped(NamedTuple):
+    """The groups, how they get their state, and the ranks that are left over."""
+
+    groups: tuple[Group, ...]
+    reshards: tuple[Reshard, ...]
+    standby: tuple[int, ...]
+
+
+def regroup(
+    groups: Sequence[Group],
+    alive: frozenset[int],
+    state: State,
+    mesh: Mesh,
+    min_degrees: Mapping[GroupName, int],
+) -> Regrouped | list[Shortage]:
+    """Form all `groups` again from the ranks `alive`, or say which of them cannot be formed.
+
+    `min_degrees` are powers of two, the TP degrees below which a device's memory does not suffice
+    (k_min of Eq. 3). A group that lost nobody and fits stays as it is.
+    """
+    survivors = {g.name: [rank for rank in g.ranks if rank in alive] for g in groups}
+    touched = [g for g in groups if len(survivors[g.name]) < max(g.tp, min_degrees[g.name])]
+    pool = set(alive.difference(*(g.ranks for g in groups)))
+    degrees = _degrees(touched, survivors, len(pool), mesh.tp, min_degrees)
+    if degrees is None:
+        return [
+            _too_few(group, len(survivors[group.name]), min_degrees[group.name])
+            for group in touched
+            if len(survivors[group.name]) < min_degrees[group.name]
+        ]
+    formed: dict[GroupName, Group] = {}
+    reshards: list[Reshard] = []
+    shortages: list[Shortage] = []
+    # Groups that shrink come first: those that grow may take the members they leave over.
+    for group in sorted(touched, key=lambda g: degrees[g.name] > len(survivors[g.name])):
+        own, tp = survivors[group.name], degrees[group.name]
+        seated = _seat(group, own, sorted(pool), tp, state, mesh)
+        pool.update(own)
+        if seated is None:
+            shortages.append(_no_source(group))
+            continue
+        ranks, source = seated
+        pool.difference_update(ranks)
+        formed[group.name] = msgspec.structs.replace(group, ranks=ranks)
+        if state.missing(group.stage, ranks):
+            reshards.append(Reshard(layers=group.layers, source=source, target=group.name))
+    return shortages or Regrouped(
+        groups=tuple(formed.get(group.name, group) for group in groups),
+        reshards=tuple(sorted(reshards, key=lambda reshard: reshard.target)),
+        standby=tuple(sorted(pool)),
+    )
+
+
+def _degrees(
+    touched: Sequence[Group],
+    survivors: Mapping[GroupName, Sequence[int]],
+    num_spare: int,
+    max_degree: int,
+    min_degrees: Mapping[GroupName, int],
+) -> dict[GroupName, int] | None:
+    """TP degree of each touched group, the smallest raised first; None when ranks are too few."""
+    degrees = {
+        group.name: max(_power_of_two(len(survivors[group.name])), min_degrees[group.name])
+        for group in touched
+    }
+    num_spare += sum(len(survivors[name]) - degree for name, degree in degrees.items())
+    if num_spare < 0:
+        return None
+    while raisable := [
+        name for name, degree in degrees.items() if degree <= min(num_spare, max_degree // 2)
+    ]:
+        smallest = min(raisable, key=lambda name: (degrees[name], name))
+        num_spare -= degrees[smallest]
+        degrees[smallest] *= 2
+    return degrees
+
+
+def _seat(
+    group: Group, own: Sequence[int], pool: Sequence[int], tp: int, state: State, mesh: Mesh
+) -> tuple[tuple[int, ...], GroupName] | None:
+    """Members of the group at degree `tp`, and who gives them what they lack; None if nobody can.
+
+    As many members as possible keep what they hold. A source that lacks a chunk may still do
+    where a survivor who holds that chunk can be the one to stay.
+    """
+    for source in state.sources(group.stage, group.replica):
+        seats = _keepers(group.stage, own, tp, state, source)
+        ranks = _filled(seats, group, own, pool, state, mesh)
+        if state.missing(group.stage, ranks) <= source.chunks:
+            return ranks, source.group
+    return None
+
+
+def _keepers(
+    stage: int, own: Sequence[int], tp: int, state: State, source: Source
+) -> list[int | None]:
+    """For each seat the survivor who holds part of its shard and can get the rest, or None."""
+    seats: list[int | None] = []
+    for index in range(tp):
+        shard = state.shard(index, tp)
+        holders = [
+            rank
+            for rank in own
+            if rank not in seats
+            and any(chunk in state.held(rank, stage) for chunk in shard)
+            and all(c in source.chunks or c in state.held(rank, stage) for c in shard)
+        ]
+        seats.append(holders[0] if holders else None)
+    return seats
+
+
+def _filled(
+    seats: Sequence[int | None],
+    group: Group,
+    own: Sequence[int],
+    pool: Sequence[int],
+    state: State,
+    mesh: Mesh,
+) -> tuple[int, ...]:
+    """The seats that are still free go to the other survivors, then to the best of the pool."""
+    others = [rank for rank in own if rank not in seats]
+    pool = list(pool)
+    ranks: list[int] = []
+    for index, seat in enumerate(seats):
+        if seat is not None:
+            ranks.append(seat)
+        elif others:
+            ranks.append(others.pop(0))
+        else:
+            shard = frozenset(state.shard(index, len(seats)))
+            best = min(
+                pool,
+                key=lambda rank: (
+                    -len(shard.intersection(state.held(rank, group.stage))),
+                    _distance(rank, group.name, mesh),
+                    rank,
+                ),
+            )
+            pool.remove(best)
+            ranks.append(best)
+    return tuple(ranks)
+
+
+def _distance(rank: int, place: GroupName, mesh: Mesh) -> int:
+    """How far a rank's place in the healthy layout is: same group, replica, stage, elsewhere."""
+    home = GroupName(rank // (mesh.tp * mesh.pp), rank // mesh.tp % mesh.pp)
+    if home == place:
+        return 0
+    if home.replica == place.replica:
+        return 1
+    return 2 if home.stage == place.stage else 3
+
+
+def _power_of_two(limit: int) -> int:
+    """The largest power of two up to `limit`; 0 below 1."""
+    return 1 << (limit.bit_length() - 1) if limit > 0 else 0
+
+
+def _too_few(group: Group, num_alive: int, min_degree: int) -> Shortage:
+    has = f"{num_alive} live rank{'' if num_alive == 1 else 's'}"
+    needs = "1" if min_degree == 1 else f"{min_degree} for its memory"
+    return Shortage(
+        group.name,
+        f"{group.name} (layers {group.layers}) has {has} of its own, needs {needs}, and too few "
+        "are standby",
+        lacks_ranks=True,
+    )
+
+
+def _no_source(group: Group) -> Shortage:
+    return Shortage(
+        group.name,
+        f"no single group of the plan before still has what {group.name} lacks of layers "
+        f"{group.layers}",
+        lacks_ranks=False,
+    )

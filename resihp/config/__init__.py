@@ -1,0 +1,43 @@
+"""The job file: what a training job is, written in TOML by the operator.
+
+    config = load("examples/stdlib.toml")
+    config.parallel.world        # 8
+    print(resolved(config))      # every key with its value, defaults filled in; loads again
+
+A file that is wrong gives one `ConfigError`: the line, the dotted key, the value, what is wanted
+and the nearest valid choice.
+"""
+
+from __future__ import annotations
+
+from resihp.config.reading import load, loads
+from resihp.config.schema import (
+    BatchConfig,
+    DataConfig,
+    DeviceConfig,
+    Injection,
+    JobConfig,
+    JobSection,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+)
+from resihp.config.sizes import format_size, parse_size
+from resihp.config.writing import resolved
+
+__all__ = [
+    "BatchConfig",
+    "DataConfig",
+    "DeviceConfig",
+    "Injection",
+    "JobConfig",
+    "JobSection",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "format_size",
+    "load",
+    "loads",
+    "parse_size",
+    "resolved",
+]

@@ -1,0 +1,172 @@
+"""What must hold between values of a job file, each with the nearest valid choice.
+
+A check is a pure function from the decoded config to problems; the reader reports the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from resihp.config.schema import MAX_WORLD, JobConfig
+from resihp.config.sizes import parse_size
+
+__all__ = ["Problem", "nearest", "problems"]
+
+MIN_MEMORY_BYTES = 1 << 20
+
+
+class Problem(NamedTuple):
+    """What is wrong with the value at `key` (a dotted path; the n-th table is `inject[n]`)."""
+
+    key: str
+    wanted: str
+
+
+def problems(config: JobConfig) -> Iterator[Problem]:
+    """All problems, the most basic first."""
+    for check in _CHECKS:
+        yield from check(config)
+
+
+def nearest(value: int, choices: Iterable[int]) -> int | None:
+    """The choice closest to `value`, the smaller of two that are as close."""
+    return min(choices, key=lambda choice: (abs(choice - value), choice), default=None)
+
+
+def _heads(config: JobConfig) -> Iterator[Problem]:
+    model = config.model
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if heads % kv_heads:
+        best = nearest(kv_heads, _divisors(heads))
+        yield Problem(
+            "model.num_key_value_heads",
+            f"must divide num_attention_heads ({heads}); nearest valid: {best}",
+        )
+    unit = 2 * heads
+    if model.hidden_size % unit:
+        best = _nearest_multiple(model.hidden_size, unit)
+        yield Problem(
+            "model.hidden_size",
+            f"must be a multiple of {unit}, an even size for each of num_attention_heads "
+            f"({heads}); nearest valid: {best}",
+        )
+
+
+def _tensor_parallel(config: JobConfig) -> Iterator[Problem]:
+    model, tp = config.model, config.parallel.tp
+    split = {
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "intermediate_size": model.intermediate_size,
+    }
+    if _is_power_of_two(tp) and not any(size % tp for size in split.values()):
+        return
+    powers = (1 << exponent for exponent in range(MAX_WORLD.bit_length()))
+    best = nearest(tp, (p for p in powers if not any(size % p for size in split.values())))
+    sizes = ", ".join(f"{name} ({size})" for name, size in split.items())
+    yield Problem(
+        "parallel.tp", f"must be a power of two that divides {sizes}; nearest valid: {best}"
+    )
+
+
+def _pipeline(config: JobConfig) -> Iterator[Problem]:
+    layers = config.model.num_hidden_layers
+    if config.parallel.pp > layers:
+        yield Problem(
+            "parallel.pp",
+            f"must be at most num_hidden_layers ({layers}), a layer for each stage; "
+            f"nearest valid: {layers}",
+        )
+
+
+def _world(config: JobConfig) -> Iterator[Problem]:
+    parallel = config.parallel
+    if parallel.world <= MAX_WORLD:
+        return
+    per_replica = parallel.tp * parallel.pp
+    key, fits = ("dp", MAX_WORLD // per_replica) if per_replica <= MAX_WORLD else ("pp", 0)
+    best = fits or MAX_WORLD // parallel.tp
+    yield Problem(
+        f"parallel.{key}",
+        f"makes {parallel.world} ranks (tp * pp * dp), at most {MAX_WORLD} fit one machine; "
+        f"nearest valid: {best}",
+    )
+
+
+def _tokens(config: JobConfig) -> Iterator[Problem]:
+    tokens, tp = config.batch.tokens, config.parallel.tp
+    if tokens % tp:
+        best = _nearest_multiple(tokens, tp)
+        yield Problem(
+            "batch.tokens",
+            f"must be a multiple of parallel.tp ({tp}), which cuts activations into as many "
+            f"chunks; nearest valid: {best}",
+        )
+
+
+def _memory(config: JobConfig) -> Iterator[Problem]:
+    try:
+        num_bytes = parse_size(config.device.memory)
+    except ValueError as error:
+        yield Problem("device.memory", str(error))
+        return
+    if num_bytes < MIN_MEMORY_BYTES:
+        yield Problem("device.memory", "must be at least 1MiB; nearest valid: 1MiB")
+
+
+def _warmup(config: JobConfig) -> Iterator[Problem]:
+    steps = config.job.steps
+    if config.optimizer.warmup_steps > steps:
+        yield Problem(
+            "optimizer.warmup_steps",
+            f"must be at most job.steps ({steps}); nearest valid: {steps}",
+        )
+
+
+def _injections(config: JobConfig) -> Iterator[Problem]:
+    world, steps = config.parallel.world, config.job.steps
+    killed: set[int] = set()
+    for index, injection in enumerate(config.inject):
+        here = f"inject[{index}]"
+        if injection.rank >= world:
+            yield Problem(
+                f"{here}.rank",
+                f"must be below the number of ranks, tp * pp * dp = {world}; "
+                f"nearest valid: {world - 1}",
+            )
+        if injection.step >= steps:
+            yield Problem(
+                f"{here}.step",
+                f"must be below job.steps ({steps}); nearest valid: {steps - 1}",
+            )
+        if injection.rank in killed:
+            yield Problem(f"{here}.rank", "is killed by an earlier [[inject]] already")
+        killed.add(injection.rank)
+
+
+_CHECKS: tuple[Callable[[JobConfig], Iterator[Problem]], ...] = (
+    _heads,
+    _tensor_parallel,
+    _pipeline,
+    _world,
+    _tokens,
+    _memory,
+    _warmup,
+    _injections,
+)
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value & (value - 1) == 0
+
+
+def _divisors(value: int) -> Iterator[int]:
+    return (d for d in range(1, value + 1) if value % d == 0)
+
+
+def _nearest_multiple(value: int, unit: int) -> int:
+    below = value // unit * unit
+    best = nearest(value, (m for m in (below, below + unit) if m))
+    assert best is not None
+    return best

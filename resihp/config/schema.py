@@ -1,0 +1,170 @@
+"""The sections of the job file as data. Ranges of single values are here, the rest in `checks`.
+
+`[model]` uses Hugging Face's names for a LLaMA, so that a `config.json` reads the same.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from resihp.config.sizes import parse_size
+from resihp.ir.model import Batch, Mesh, ModelShape
+
+__all__ = [
+    "MAX_WORLD",
+    "BatchConfig",
+    "DataConfig",
+    "DeviceConfig",
+    "Injection",
+    "JobConfig",
+    "JobSection",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+]
+
+MAX_WORLD = 1024
+"""Most ranks of one job: each is a process of this machine."""
+
+Count = Annotated[int, Meta(ge=1, le=1 << 24)]
+Index = Annotated[int, Meta(ge=0, le=1 << 24)]
+Positive = Annotated[float, Meta(gt=0.0, le=1e12)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Decay = Annotated[float, Meta(ge=0.0, lt=1.0)]
+Degree = Annotated[int, Meta(ge=1, le=MAX_WORLD)]
+
+
+class JobSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[job]`: how long it runs and where it writes."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "job"
+    steps: Count
+    seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
+    runs_dir: Annotated[str, Meta(min_length=1)] = "runs"
+    detect_within_s: Annotated[float, Meta(ge=0.1, le=60.0)] = 1.0
+    """A lost rank is known to all within this time; every other timeout is derived from it."""
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[model]`: a LLaMA by its Hugging Face field names."""
+
+    model_type: Literal["llama"] = "llama"
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    intermediate_size: Count
+    vocab_size: Annotated[int, Meta(ge=258, le=1 << 24)]
+    """At least the 256 bytes and two marks."""
+    rms_norm_eps: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-5
+    rope_theta: Annotated[float, Meta(ge=1.0, le=1e12)] = 10000.0
+    initializer_range: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.02
+    tie_word_embeddings: Literal[False] = False
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def shape(self, name: str) -> ModelShape:
+        """What a plan says of this model, called `name` there."""
+        return ModelShape(
+            name=name,
+            layers=self.num_hidden_layers,
+            hidden=self.hidden_size,
+            heads=self.num_attention_heads,
+            kv_heads=self.num_key_value_heads,
+            ffn=self.intermediate_size,
+            vocab=self.vocab_size,
+        )
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[parallel]`: tensor, pipeline and data parallel degrees, and the pipeline schedule."""
+
+    tp: Degree = 1
+    pp: Degree = 1
+    dp: Degree = 1
+    schedule: Literal["1f1b", "zb-h1", "gpipe"] = "1f1b"
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.pp * self.dp
+
+    def mesh(self) -> Mesh:
+        """The degrees as a plan says them."""
+        return Mesh(tp=self.tp, pp=self.pp, dp=self.dp)
+
+
+class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[batch]`: the global batch is dp * microbatches * tokens tokens."""
+
+    microbatches: Annotated[int, Meta(ge=1, le=4096)]
+    """Per replica."""
+    tokens: Count
+    """Per micro-batch."""
+
+    def batch(self) -> Batch:
+        """The sizes as a plan says them."""
+        return Batch(microbatches=self.microbatches, tokens=self.tokens)
+
+
+class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[data]`: text to train on."""
+
+    source: Annotated[str, Meta(min_length=1)] = "stdlib"
+    """`stdlib` (the sources of Python's standard library) or a directory."""
+
+
+class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[optimizer]`: AdamW with linear warm-up and cosine decay."""
+
+    lr: Positive = 1e-3
+    min_lr_ratio: Share = 0.1
+    """The learning rate at the last step as a share of `lr`."""
+    warmup_steps: Index = 0
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.1
+    grad_clip: Positive = 1.0
+    """Largest norm of the whole gradient."""
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[device]`: what one rank has."""
+
+    memory: str = "2GiB"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Capacity that no rank's peak may pass."""
+        return parse_size(self.memory)
+
+
+class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[[inject]]`: a fault to bring about, to see the job go on."""
+
+    kind: Literal["kill"] = "kill"
+    """`kill`: SIGKILL to the rank's executor."""
+    rank: Index
+    step: Index
+    instruction: Index | None = None
+    """Index into the rank's program at which it dies (None: the middle)."""
+
+
+class JobConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole job file."""
+
+    job: JobSection
+    model: ModelConfig
+    parallel: ParallelConfig = ParallelConfig()
+    batch: BatchConfig
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    device: DeviceConfig = DeviceConfig()
+    inject: tuple[Injection, ...] = ()

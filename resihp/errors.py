@@ -1,0 +1,117 @@
+"""Every error that ResiHP raises on purpose, drawn once.
+
+    ResihpError                  base: has a message and the exit code the CLI ends with
+    ├── UserError                the user's fault; shown without a traceback (exit 2)
+    │   ├── ConfigError          the job file: unknown key, wrong type, impossible degree
+    │   ├── PlanSyntaxError      a plan that cannot be read; carries its diagnostics
+    │   └── PlanRejected         a plan that the verifier refused; carries its diagnostics (exit 1)
+    ├── NoFeasiblePlan           more is lost than any plan can carry (exit 4)
+    ├── WireError                a frame, handshake or connection that must not be trusted
+    │   ├── FrameError           too long, truncated or not of the schema
+    │   ├── AuthError            wrong secret, job, role or generation
+    │   └── PeerLost             the connection between two executors broke
+    ├── CommError                a collective broke; a hint that a member is gone
+    ├── CoordinatorLost          a supervisor is alone: nobody can decide what it does next
+    ├── GenerationClosed         work of a generation that is over; never shown to the user
+    └── RankFailed               an executor ended by its own exception (exit 1)
+
+Whatever is not in this tree is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resihp.ir.diagnostics import Diagnostic
+
+__all__ = [
+    "AuthError",
+    "CommError",
+    "ConfigError",
+    "CoordinatorLost",
+    "FrameError",
+    "GenerationClosed",
+    "NoFeasiblePlan",
+    "PeerLost",
+    "PlanRejected",
+    "PlanSyntaxError",
+    "RankFailed",
+    "ResihpError",
+    "UserError",
+    "WireError",
+]
+
+
+class ResihpError(Exception):
+    """Base of all errors that ResiHP raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UserError(ResihpError):
+    """The user's fault: a message with what, where and the nearest valid choice."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ConfigError(UserError):
+    """The job file holds an unknown key, a wrong type or an impossible value."""
+
+
+class PlanSyntaxError(UserError):
+    """The text is no plan; `diagnostics` says where and why."""
+
+    def __init__(self, message: str, diagnostics: Sequence[Diagnostic] = ()) -> None:
+        super().__init__(message)
+        self.diagnostics = tuple(diagnostics)
+
+
+class PlanRejected(UserError):
+    """The verifier refused the plan; `diagnostics` holds every finding."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, diagnostics: Sequence[Diagnostic] = ()) -> None:
+        super().__init__(message)
+        self.diagnostics = tuple(diagnostics)
+
+
+class NoFeasiblePlan(ResihpError):
+    """More is lost than any plan can carry."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class WireError(ResihpError):
+    """A frame or a handshake that must not be trusted."""
+
+
+class FrameError(WireError):
+    """A frame that is too long, truncated or not of the schema."""
+
+
+class AuthError(WireError):
+    """A peer with the wrong secret, job, role or generation."""
+
+
+class PeerLost(WireError):
+    """The connection to or from another executor broke."""
+
+
+class CommError(ResihpError):
+    """A collective broke: a hint that a member is gone, never a verdict."""
+
+
+class CoordinatorLost(ResihpError):
+    """The coordinator is gone, so nobody can decide what this rank does next."""
+
+
+class GenerationClosed(ResihpError):
+    """Work of a generation that is over; it is dropped, never shown to the user."""
+
+
+class RankFailed(ResihpError):
+    """An executor ended by its own exception."""

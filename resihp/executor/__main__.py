@@ -1,0 +1,53 @@
+"""The executor process: `python -m resihp.executor FD`, started by its supervisor only.
+
+FD is an inherited socket. The first message on it names the rank and the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+from resihp.config import loads
+from resihp.errors import ResihpError
+from resihp.executor.runtime import Executor
+from resihp.wire.channel import Channel
+from resihp.wire.messages import Start
+
+
+async def _run(fd: int) -> int:
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))
+    channel = Channel(reader, writer)
+    start = await channel.receive()
+    if not isinstance(start, Start):
+        return 1
+    return await Executor(loads(start.job), start.rank, channel).run()
+
+
+def main() -> int:
+    """Run the executor on uvloop where it is installed, on asyncio elsewhere."""
+    # The supervisor decides about our end; a Ctrl-C in the terminal reaches it, not us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    except ImportError:
+        loop_factory = asyncio.new_event_loop
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(_run(int(sys.argv[1])))
+    except ResihpError as error:
+        print(f"resihp: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a normal exit would wait for a gloo group that is stuck

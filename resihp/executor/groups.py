@@ -1,0 +1,144 @@
+"""Process groups of one generation, and how to leave them when a member is gone.
+
+Groups are unregistered `ProcessGroupGloo` objects over a store that the lowest rank of the
+generation hosts. They are never destroyed on the hot path: a broken one is torn down by a
+receive that times out after 1 ms (which wakes every operation pending on it), then dropped.
+`abort`, `shutdown` and `destroy_process_group` do not wake anything on gloo.
+
+Each group has one issuing thread, in program order (DESIGN §3.3): `tp` belongs to the compute
+stream, all others to the communication stream.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
+
+from resihp.errors import CommError
+from resihp.executor.flat import split_flat
+from resihp.executor.transport import LOOPBACK
+
+__all__ = ["Communicator", "GroupFactory", "open_store"]
+
+_ABORT_TAG = 2**31 - 1
+
+
+def open_store(timeout_s: float) -> tuple[Any, int]:
+    """A TCPStore on a loopback socket of our own, and its port.
+
+    TCPStore binds every interface whatever address it is given, unless it gets the socket.
+    """
+    listener = socket.create_server((LOOPBACK, 0))
+    port: int = listener.getsockname()[1]
+    store = TCPStore(
+        LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return store, port
+
+
+class Communicator:
+    """A gloo group of `ranks` (global numbers) in which this process is member `index`."""
+
+    def __init__(self, group: Any, ranks: Sequence[int], index: int) -> None:
+        self._group: Any = group
+        self.ranks = tuple(ranks)
+        self.index = index
+
+    @property
+    def degree(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def all_reduce_(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the members, in place."""
+        if self.degree > 1:
+            self._wait(lambda: self._group.allreduce([tensor]))
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """Parts of equal shape of all members, stacked in member order: [members, *part]."""
+        if self.degree == 1:
+            return part.unsqueeze(0)
+        out = part.new_empty((self.degree, *part.shape))
+        self._wait(lambda: self._group._allgather_base(out.view(-1), part.reshape(-1)))
+        return out
+
+    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Send the flat `parts[j]` to member j; the parts of `sizes[j]` elements received."""
+        if self.degree == 1:
+            return [parts[0]]
+        source = torch.cat(list(parts))
+        out = source.new_empty(sum(sizes))
+        in_sizes = [part.numel() for part in parts]
+        self._wait(
+            lambda: self._group.alltoall_base(
+                out, source, list(sizes), in_sizes, dist.AllToAllOptions()
+            )
+        )
+        return split_flat(out, sizes)
+
+    def _wait(self, start: Callable[[], Any]) -> None:
+        try:
+            start().wait()
+        except RuntimeError as error:  # gloo raises nothing more precise
+            raise CommError(f"collective over ranks {list(self.ranks)} broke: {error}") from error
+
+    def release(self) -> None:
+        """Let the group go; takes some 10 ms per live pair, so not on the event loop."""
+        self._group = None
+
+    def abort(self) -> None:
+        """Wake whatever is pending on this group, here and at the other members. Thread-safe."""
+        group = self._group
+        if group is None:
+            return
+        try:
+            work = group.recv_anysource([torch.empty(1)], _ABORT_TAG)
+            work.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            return  # the expected end: the time-out tore the context down
+
+
+class GroupFactory:
+    """Builds the groups of one generation; every member must build the same ones.
+
+    `timeout_s` bounds both the connecting and each operation; it only matters where no verdict
+    of the coordinator comes, since `abort` ends operations much earlier.
+    """
+
+    def __init__(self, port: int, generation: int, rank: int, *, timeout_s: float) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
+        self._rank = rank
+        self._generation = generation
+        try:
+            self._store = TCPStore(
+                LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=self._timeout
+            )
+        except RuntimeError as error:
+            raise CommError(f"the store of generation {generation} is gone: {error}") from error
+        self.built: list[Communicator] = []
+
+    def build(self, name: str, ranks: Sequence[int]) -> Communicator:
+        """The group `name` over `ranks`, of which we are one. CommError where one is missing."""
+        index = list(ranks).index(self._rank)
+        if len(ranks) == 1:
+            return Communicator(None, ranks, index)
+        prefix = PrefixStore(f"g{self._generation}/{name}", self._store)
+        try:
+            group = ProcessGroupGloo(prefix, index, len(ranks), self._timeout)
+        except RuntimeError as error:
+            raise CommError(f"group {name} over ranks {list(ranks)} failed: {error}") from error
+        communicator = Communicator(group, ranks, index)
+        self.built.append(communicator)
+        return communicator

@@ -1,0 +1,48 @@
+"""Faults of the job file that hit this rank, for real: the process kills itself with SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from resihp.config import Injection
+from resihp.executor.stream import Event
+
+__all__ = ["Injector"]
+
+
+class Injector:
+    """Arms the injections of one rank.
+
+    `announce(kind, step, index, sent)` must send the announcement and then set `sent`; the fault
+    waits for that, so that its moment is known to the coordinator.
+    """
+
+    def __init__(
+        self,
+        injections: Sequence[Injection],
+        rank: int,
+        announce: Callable[[str, int, int, Event], None],
+    ) -> None:
+        self._armed = [injection for injection in injections if injection.rank == rank]
+        self._announce = announce
+        self.num_instrs = 0
+        """Length of the rank's program; the default place of a fault is its middle."""
+
+    def before(self, step: int, index: int) -> Callable[[], None] | None:
+        """The fault to run right before instruction `index` of iteration `step`."""
+        for injection in self._armed:
+            if injection.step == step and self._place(injection) == index:
+                return lambda: self._kill(injection, index)
+        return None
+
+    def _place(self, injection: Injection) -> int:
+        place = injection.instruction
+        return self.num_instrs // 2 if place is None else min(place, self.num_instrs - 1)
+
+    def _kill(self, injection: Injection, index: int) -> None:
+        sent = Event()
+        self._announce(injection.kind, injection.step, index, sent)
+        sent.wait()
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,64 @@
+"""The LLaMA architecture as facts: what a decoder's configuration must say.
+
+Field names are those of a Hugging Face `config.json`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["LlamaConfig", "head_dim"]
+
+
+class LlamaConfig(Protocol):
+    """What the executor reads from a model description; `resihp.config.ModelConfig` is one."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Decoder layers of the whole model."""
+        ...
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads per layer."""
+        ...
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Key and value heads per layer; divides the query heads."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the gated feed-forward block."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding and of the language-model head."""
+        ...
+
+    @property
+    def rms_norm_eps(self) -> float:
+        """Added to the mean square before its root."""
+        ...
+
+    @property
+    def rope_theta(self) -> float:
+        """Base of the rotary frequencies."""
+        ...
+
+    @property
+    def initializer_range(self) -> float:
+        """Standard deviation of the initial weights."""
+        ...
+
+
+def head_dim(config: LlamaConfig) -> int:
+    """Width of one attention head."""
+    return config.hidden_size // config.num_attention_heads

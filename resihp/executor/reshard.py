@@ -1,0 +1,174 @@
+"""Moves state from one layout to the next, as the plan's reconfigure block says.
+
+Both ends derive the same list of moves from the two plans. A move carries parameters and both
+moments of one layer's chunk (or of its replicated tensors) as one flat message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from resihp.config import JobConfig
+from resihp.errors import CommError
+from resihp.executor.adamw import AdamW
+from resihp.executor.flat import split_flat
+from resihp.executor.shards import local_shape, shard_dim, slice_of, tensor_names
+from resihp.executor.state import Holding
+from resihp.executor.stream import Event, ThreadStream
+from resihp.executor.transport import STATE, Tag, Transport
+from resihp.ir.expand import Program
+from resihp.ir.model import Plan
+from resihp.ir.reshard import ShardMove, chunks_of_member, num_state_chunks, transfers
+
+__all__ = ["Resharding", "state_sources", "state_targets"]
+
+
+def state_targets(moves: tuple[ShardMove, ...], rank: int) -> set[int]:
+    """Ranks that `rank` sends state to."""
+    return {move.target for move in moves if move.source == rank}
+
+
+def state_sources(moves: tuple[ShardMove, ...], rank: int) -> set[int]:
+    """Ranks that `rank` receives state from."""
+    return {move.source for move in moves if move.target == rank}
+
+
+class Resharding:
+    """One rank's part in the reconfiguration from `previous` to `plan`."""
+
+    def __init__(self, job: JobConfig, previous: Plan, plan: Plan, rank: int) -> None:
+        self._job = job
+        self._rank = rank
+        self._num_chunks = num_state_chunks(previous, plan)
+        self.moves = transfers(previous, plan)
+        self.received_bytes = 0
+
+    async def run(
+        self,
+        old: Holding | None,
+        program: Program | None,
+        transport: Transport,
+        stream: ThreadStream,
+    ) -> Holding | None:
+        """Send what others lack, receive what we lack; the new holding (None: standby).
+
+        `old` is not changed. Raises `CommError` or `PeerLost` where a peer is gone.
+        """
+        arriving = [
+            (move, transport.receive(move.source, _tag(number)))
+            for number, move in enumerate(self.moves)
+            if move.target == self._rank
+        ]
+        for number, move in enumerate(self.moves):
+            if move.source == self._rank:
+                assert old is not None, "asked to send state that is not here"
+                held = old
+                packed = stream.submit(lambda held=held, move=move: self._pack(held, move))
+                transport.send(move.target, _tag(number), await packed.wait_async())
+        if program is None:
+            return None
+        if old is not None and _same_place(old.program, program):
+            assert not arriving
+            return Holding(program, old.optimizer)
+        built = stream.submit(
+            lambda: self._build(old, program, arriving), waits=[event for _, event in arriving]
+        )
+        return await built.wait_async()
+
+    def _names(self, layer: int, *, replicated: bool) -> list[str]:
+        names = tensor_names(self._job.model, layer, layer)
+        return [name for name in names if (shard_dim(name) is None) == replicated]
+
+    def _pieces(self, holding: Holding, move: ShardMove) -> Iterator[Tensor]:
+        """Views of what `move` carries, inside `holding`; the same order at both ends."""
+        program = holding.program
+        for name in self._names(move.layer, replicated=move.replicated):
+            for kind in holding.kinds():
+                yield (
+                    kind[name]
+                    if move.replicated
+                    else slice_of(
+                        name, kind[name], move.chunk, move.num_chunks, program.tp, program.tp_index
+                    )
+                )
+
+    def _pack(self, holding: Holding, move: ShardMove) -> Tensor:
+        return torch.cat([piece.reshape(-1) for piece in self._pieces(holding, move)])
+
+    def _build(
+        self, old: Holding | None, program: Program, arrived: list[tuple[ShardMove, Event]]
+    ) -> Holding:
+        new = self._empty(program, old.optimizer.num_steps if old is not None else 0)
+        if old is not None:
+            self._keep(old, new)
+        for move, event in arrived:
+            pieces = list(self._pieces(new, move))
+            payload: bytearray = event.wait()
+            size = 4 * sum(piece.numel() for piece in pieces)
+            if len(payload) != size:
+                raise CommError(
+                    f"rank {move.source} sent {len(payload)} bytes of layer {move.layer}, "
+                    f"expected {size}"
+                )
+            self.received_bytes += size
+            flat = torch.frombuffer(payload, dtype=torch.float32)
+            parts = split_flat(flat, [piece.numel() for piece in pieces])
+            for piece, part in zip(pieces, parts, strict=True):
+                piece.copy_(part.view(piece.shape))
+        return new
+
+    def _empty(self, program: Program, num_steps: int) -> Holding:
+        config = self._job.model
+        names = tensor_names(config, program.layers.first, program.layers.last)
+        # NaN, so that a piece that nobody filled in can never pass for state.
+        parameters, exp_avg, exp_avg_sq = (
+            {
+                name: torch.full(local_shape(config, name, program.tp), float("nan"))
+                for name in names
+            }
+            for _ in range(3)
+        )
+        optimizer = AdamW(
+            self._job.optimizer,
+            parameters,
+            exp_avg=exp_avg,
+            exp_avg_sq=exp_avg_sq,
+            num_steps=num_steps,
+        )
+        return Holding(program, optimizer)
+
+    def _keep(self, old: Holding, new: Holding) -> None:
+        """Copy what both layouts hold on this rank."""
+        num = self._num_chunks
+        both = _chunks(old.program, num) & _chunks(new.program, num)
+        for name in new.parameters:
+            if name not in old.parameters:
+                continue
+            pairs = zip(new.kinds(), old.kinds(), strict=True)
+            if shard_dim(name) is None:
+                for into, source in pairs:
+                    into[name].copy_(source[name])
+                continue
+            for into, source in pairs:
+                for chunk in both:
+                    target = _slice(new.program, name, into[name], chunk, num)
+                    target.copy_(_slice(old.program, name, source[name], chunk, num))
+
+
+def _tag(number: int) -> Tag:
+    return Tag(kind=STATE, step=0, home=0, microbatch=number, chunk=0)
+
+
+def _same_place(old: Program, new: Program) -> bool:
+    return (old.layers, old.tp, old.tp_index) == (new.layers, new.tp, new.tp_index)
+
+
+def _chunks(program: Program, num_chunks: int) -> set[int]:
+    return set(chunks_of_member(program.tp_index, program.tp, num_chunks))
+
+
+def _slice(program: Program, name: str, tensor: Tensor, chunk: int, num_chunks: int) -> Tensor:
+    return slice_of(name, tensor, chunk, num_chunks, program.tp, program.tp_index)

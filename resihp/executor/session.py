@@ -1,0 +1,284 @@
+"""One generation on one rank: from the plan that was deployed to the iterations that it runs.
+
+    adopt the common version -> build groups -> connect -> move state -> joined
+        -> (go) -> iterate -> finished
+
+Any step may end with a closed generation; `leave` then stops everything of it within the time
+of the chunk that runs, and nothing of it can reach the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from resihp.config import JobConfig
+from resihp.errors import GenerationClosed
+from resihp.executor.groups import Communicator, GroupFactory, open_store
+from resihp.executor.inject import Injector
+from resihp.executor.interpreter import Interpreter
+from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
+from resihp.executor.reshard import Resharding, state_targets
+from resihp.executor.sampler import GlobalBatches
+from resihp.executor.shards import tensor_names
+from resihp.executor.stage import Stage
+from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
+from resihp.executor.stream import Event, ThreadStream
+from resihp.executor.transport import Transport
+from resihp.executor.vote import Voter
+from resihp.ir.expand import Program, expand
+from resihp.ir.model import Op, Plan
+from resihp.ir.parser import parse
+from resihp.wire.messages import Deploy, Finished, Joined, Message, StepDone, StoreOpened
+from resihp.wire.timing import Timing
+
+__all__ = ["Session", "Streams"]
+
+ABORT_RETRY_S = 0.25
+_T = TypeVar("_T")
+
+
+class Streams:
+    """The two queues of an executor."""
+
+    def __init__(self) -> None:
+        self.compute = ThreadStream("compute")
+        self.comm = ThreadStream("comm")
+
+    @property
+    def position(self) -> int:
+        """Label of what runs now: compute where it does, else communication; -1: idle."""
+        return self.compute.position if self.compute.position >= 0 else self.comm.position
+
+    def cancel(self) -> None:
+        """Drop all queued work."""
+        self.compute.cancel()
+        self.comm.cancel()
+
+    def reset(self) -> None:
+        """Accept work again; both are idle."""
+        self.compute.reset()
+        self.comm.reset()
+
+    async def idle(self) -> None:
+        """Wait until nothing runs."""
+        await self.compute.when_idle().wait_async()
+        await self.comm.when_idle().wait_async()
+
+
+class Session:
+    """Runs one deployed generation; made anew for each."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        rank: int,
+        deploy: Deploy,
+        *,
+        state: TrainState,
+        streams: Streams,
+        transport: Transport,
+        batches: GlobalBatches,
+        injector: Injector,
+        send: Callable[[Message], None],
+    ) -> None:
+        self._job = job
+        self._rank = rank
+        self._deploy = deploy
+        self._state = state
+        self._streams = streams
+        self._transport = transport
+        self._batches = batches
+        self._injector = injector
+        self._send = send
+        self._timing = Timing.from_detect_within(job.job.detect_within_s)
+        loop = asyncio.get_running_loop()
+        self.store_port: asyncio.Future[int] = loop.create_future()
+        self.go: asyncio.Future[None] = loop.create_future()
+        self._store: Any = None
+        self._groups: GroupFactory | None = None
+
+    @property
+    def generation(self) -> int:
+        """Its number."""
+        return self._deploy.generation
+
+    async def run(self) -> None:
+        """Join the generation and run it to the end of the job."""
+        deploy, state = self._deploy, self._state
+        state.adopt(deploy.base, deploy.commit)
+        plan = parse(deploy.plan).plan
+        program = expand(plan, self._rank) if self._rank in plan.active_ranks else None
+        if program is None:
+            await self._stand_by(plan)
+            return
+        self._transport.begin(deploy.generation, deploy.key, deploy.peers)
+        interpreter_parts = await self._build_groups(plan, program)
+        holding, moved_bytes = await self._move_state(plan, program)
+        assert holding is not None
+        hashes = await self._streams.comm.submit(
+            lambda: shard_hashes(self._job.model, holding, plan.mesh.tp)
+        ).wait_async()
+        state.prepare(deploy.generation, holding)
+        self._send(Joined(generation=self.generation, hashes=hashes, moved_bytes=moved_bytes))
+        await self.go
+        state.go()
+        self._injector.num_instrs = len(program.instrs)
+        await self._iterate(self._interpreter(plan, holding, *interpreter_parts))
+
+    async def _stand_by(self, plan: Plan) -> None:
+        """Without a place in the plan: give away what others need, then wait."""
+        deploy = self._deploy
+        self._transport.begin(deploy.generation, deploy.key, deploy.peers)
+        await self._move_state(plan, None)
+        self._state.prepare(deploy.generation, None)
+        self._send(Joined(generation=self.generation, hashes={}, moved_bytes=0))
+        await self.go
+        self._state.go()
+
+    async def _iterate(self, interpreter: Interpreter) -> None:
+        while self._state.version < self._job.job.steps:
+            record = await interpreter.run(self._state.version)
+            self._send(StepDone(generation=self.generation, record=record))
+        self._send(Finished(generation=self.generation, version=self._state.version))
+
+    # --- joining
+
+    async def _build_groups(
+        self, plan: Plan, program: Program
+    ) -> tuple[Communicator, Communicator, Communicator, dict[int, Communicator]]:
+        """All groups of this rank, in an order that is the same on every rank."""
+        timeout_s = self._timing.collective_s
+        if self._deploy.store_rank == self._rank:
+            self._store, port = await in_thread(lambda: open_store(timeout_s))
+            self._send(StoreOpened(generation=self.generation, port=port))
+        port = await self.store_port
+        group = plan.group_of(self._rank)
+        assert group is not None
+        reductions = [
+            reduction
+            for reduction in reduce_groups(plan, program.stage)
+            if self._rank in reduction.ranks
+        ]
+
+        def build() -> tuple[Communicator, Communicator, Communicator, dict[int, Communicator]]:
+            factory = GroupFactory(port, self.generation, self._rank, timeout_s=timeout_s)
+            self._groups = factory
+            world = factory.build("world", plan.active_ranks)
+            tp = factory.build(f"tp.{group.name}", group.ranks)
+            gather = factory.build(f"gather.{group.name}", group.ranks)
+            reduce = {
+                r.chunk: factory.build(f"reduce.pp{program.stage}.{r.chunk}", r.ranks)
+                for r in reductions
+            }
+            return world, tp, gather, reduce
+
+        parts = await in_thread(build)
+        await self._transport.connect(
+            {
+                transfer.peer
+                for instr in program.instrs
+                if instr.op in (Op.SEND_ACT, Op.SEND_GRAD)
+                for transfer in instr.transfers
+            }
+        )
+        return parts
+
+    async def _move_state(self, plan: Plan, program: Program | None) -> tuple[Holding | None, int]:
+        deploy = self._deploy
+        if deploy.base == 0 or deploy.previous_plan is None:
+            if program is None:
+                return None, 0
+            return initial_holding(self._job, program), 0
+        resharding = Resharding(self._job, parse(deploy.previous_plan).plan, plan, self._rank)
+        await self._transport.connect(state_targets(resharding.moves, self._rank))
+        holding = await resharding.run(
+            self._state.current, program, self._transport, self._streams.comm
+        )
+        return holding, resharding.received_bytes
+
+    def _interpreter(
+        self,
+        plan: Plan,
+        holding: Holding,
+        world: Communicator,
+        tp: Communicator,
+        gather: Communicator,
+        reduce: dict[int, Communicator],
+    ) -> Interpreter:
+        model, program = self._job.model, holding.program
+        mesh, batch = plan.mesh, plan.batch
+        stage = Stage(model, program.layers.first, program.layers.last, tp, holding.parameters)
+        nodes = {
+            rank: hosted_nodes(run_by(expand(plan, rank)), mesh.dp, batch.microbatches)
+            for group in plan.groups
+            if group.stage == program.stage
+            for rank in group.ranks
+        }
+        first_replica = min(g.replica for g in plan.groups if g.stage == program.stage)
+        return Interpreter(
+            program,
+            stage,
+            self._state,
+            self._batches,
+            (batch.tokens, model.hidden_size),
+            compute=self._streams.compute,
+            comm=self._streams.comm,
+            transport=self._transport,
+            gather_group=gather,
+            reducer=Reducer(plan, program, reduce, nodes),
+            world=world,
+            voter=Voter(
+                tensor_names(model, 0, model.num_hidden_layers - 1), mesh.dp * batch.microbatches
+            ),
+            counts_norms=program.group.replica == first_replica,
+            before=self._injector.before,
+        )
+
+    # --- leaving
+
+    async def leave(self) -> None:
+        """Stop everything of this generation; returns when both streams are idle."""
+        self._streams.cancel()
+        self._transport.end()
+        for future in (self.store_port, self.go):
+            if not future.done():
+                future.set_exception(GenerationClosed("the generation is over"))
+                future.exception()  # nobody may be waiting
+        self._store = None  # wakes peers that still connect through it
+        idle = asyncio.ensure_future(self._streams.idle())
+        while not idle.done():
+            self._abort_groups()
+            await asyncio.wait([idle], timeout=ABORT_RETRY_S)
+        self._release_groups()
+        self._streams.reset()
+
+    def _release_groups(self) -> None:
+        groups, self._groups = self._groups, None
+
+        def release() -> None:
+            for communicator in groups.built if groups is not None else []:
+                communicator.release()
+
+        threading.Thread(target=release, daemon=True).start()
+
+    def _abort_groups(self) -> None:
+        """Wake what is pending on our groups. Each abort blocks for some 20 ms: own threads."""
+        for communicator in self._groups.built if self._groups is not None else []:
+            threading.Thread(target=communicator.abort, daemon=True).start()
+
+
+async def in_thread(work: Callable[[], _T]) -> _T:
+    """The result of blocking `work` on a thread of its own, which may outlive a cancelled wait."""
+    event = Event()
+
+    def run() -> None:
+        try:
+            event.set(work())
+        except BaseException as error:  # the event carries it to whoever waits
+            event.fail(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await event.wait_async()

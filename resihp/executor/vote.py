@@ -1,0 +1,103 @@
+"""The vote at the end of an iteration: one exchange among all members, without the coordinator.
+
+A rank contributes once its own reduced gradients are complete, and steps only when it holds
+everybody's contribution (DESIGN §6). The same exchange carries the squared norms for gradient
+clipping and the losses and sample ids, so that every member knows the whole record of the step.
+
+A contribution is one fp64 row: [finite, loss of each micro-batch, sample id of each micro-batch,
+squared norm of each tensor]. Micro-batches count from the first of replica 0; a rank fills in
+what it computed, and leaves sample ids of others at -1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from resihp.executor.shards import shard_dim
+
+__all__ = ["Contribution", "Outcome", "Voter", "squared_norms"]
+
+
+class Contribution(NamedTuple):
+    """What one rank brings to the vote."""
+
+    finite: bool
+    losses: Mapping[int, float]
+    """Summed cross-entropy by global number of the micro-batch, on one rank of each last stage."""
+    samples: Mapping[int, int]
+    """Sample id of the same micro-batches, as they were read."""
+    squared_norms: Mapping[str, float]
+    """Per tensor, on the ranks that count it (see `squared_norms`)."""
+
+
+class Outcome(NamedTuple):
+    """What all ranks know after the vote."""
+
+    finite: bool
+    loss_sum: float
+    samples: tuple[int, ...]
+    grad_norm: float
+
+
+def squared_norms(
+    reduced: Mapping[str, Tensor], tp_index: int, *, counts: bool
+) -> dict[str, float]:
+    """Squared norms in fp64 of this member's shards, so that each logical element counts once.
+
+    Only one replica of a stage `counts`; of replicated tensors only its first member counts.
+    """
+    if not counts:
+        return {}
+    return {
+        name: float(tensor.double().square().sum())
+        for name, tensor in reduced.items()
+        if tp_index == 0 or shard_dim(name) is not None
+    }
+
+
+class Voter:
+    """Packs, exchanges and adds up contributions of one generation."""
+
+    def __init__(self, names: Sequence[str], num_microbatches: int) -> None:
+        """`names` are those of all tensors of the model, `num_microbatches` of the global batch."""
+        self._names = sorted(names)
+        self._num = num_microbatches
+
+    def pack(self, contribution: Contribution) -> Tensor:
+        """One row, fp64."""
+        losses, samples = contribution.losses, contribution.samples
+        norms = contribution.squared_norms
+        row = [float(contribution.finite)]
+        row += [losses.get(number, 0.0) for number in range(self._num)]
+        row += [float(samples.get(number, -1)) for number in range(self._num)]
+        row += [norms.get(name, 0.0) for name in self._names]
+        return torch.tensor(row, dtype=torch.float64)
+
+    def count(self, rows: Tensor) -> Outcome:
+        """The outcome from the rows [ranks, row] of all members; the same bits on every rank.
+
+        Losses are added in order of micro-batch, squared norms in order of name and then rank.
+        """
+        table: list[list[float]] = cast("Any", rows).tolist()
+        losses = _columns(table, 1, self._num)
+        samples = _columns(table, 1 + self._num, self._num)
+        norms = _columns(table, 1 + 2 * self._num, len(self._names))
+        for column in samples:
+            known = sum(value >= 0 for value in column)
+            assert known == 1, f"{known} ranks brought the loss of one micro-batch"
+        return Outcome(
+            finite=all(row[0] > 0 for row in table),
+            loss_sum=sum((value for column in losses for value in column), 0.0),
+            samples=tuple(int(max(column)) for column in samples),
+            grad_norm=math.sqrt(sum((value for column in norms for value in column), 0.0)),
+        )
+
+
+def _columns(table: list[list[float]], first: int, num: int) -> list[list[float]]:
+    """Columns `first .. first + num - 1`, each with one value per rank."""
+    return [[row[column] for row in table] for column in range(first, first + num)]

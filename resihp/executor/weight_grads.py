@@ -1,0 +1,94 @@
+"""What B leaves for W: the operands of every weight gradient of one micro-batch.
+
+Weights are no autograd leaves. The backward of a layer computes the gradient of its input only
+and pushes an entry here; `WeightGradStore.compute` turns the entries into weight gradients later
+and lets each entry go as soon as it is used (the B/W split of zero-bubble pipelines,
+Qi et al. 2024).
+
+Shapes: T tokens of a micro-batch, D hidden size, I inputs and O outputs of a linear, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["EmbeddingEntry", "LinearEntry", "NormEntry", "WeightGradEntry", "WeightGradStore"]
+
+
+class WeightGradEntry(Protocol):
+    """Operands of the gradient of the weight called `name`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the weight."""
+        ...
+
+    def compute(self) -> Tensor:
+        """The gradient of the weight, a new tensor of the weight's local shape."""
+        ...
+
+
+class LinearEntry(NamedTuple):
+    """y = x Wᵀ: dW is dyᵀ x."""
+
+    name: str
+    x_TI: Tensor
+    dy_TO: Tensor
+
+    def compute(self) -> Tensor:
+        """dW, shape (O, I)."""
+        return self.dy_TO.t() @ self.x_TI
+
+
+class NormEntry(NamedTuple):
+    """y = x r w with r the reciprocal root mean square: dw is the sum over tokens of dy x r."""
+
+    name: str
+    x_TD: Tensor
+    rrms_T1: Tensor
+    dy_TD: Tensor
+
+    def compute(self) -> Tensor:
+        """dw, shape (D,)."""
+        return (self.x_TD * self.rrms_T1).mul_(self.dy_TD).sum(0)
+
+
+class EmbeddingEntry(NamedTuple):
+    """x = E[ids]: dE gathers the rows of dx by token."""
+
+    name: str
+    input_ids_T: Tensor
+    dx_TD: Tensor
+    vocab_size: int
+
+    def compute(self) -> Tensor:
+        """dE, shape (V, D)."""
+        grad_VD = self.dx_TD.new_zeros(self.vocab_size, self.dx_TD.shape[1])
+        return grad_VD.index_add_(0, self.input_ids_T, self.dx_TD)
+
+
+class WeightGradStore:
+    """Entries of one micro-batch on one stage, in the order in which B reached the layers."""
+
+    def __init__(self) -> None:
+        self._entries: list[WeightGradEntry] = []
+
+    def push(self, entry: WeightGradEntry) -> None:
+        """Keep `entry` until W."""
+        self._entries.append(entry)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Weight gradients by name; the store is empty afterwards.
+
+        Two entries of one weight would be a bug of ours: every weight is used once per micro-batch.
+        """
+        grads: dict[str, Tensor] = {}
+        with torch.no_grad():
+            while self._entries:
+                entry = self._entries.pop()
+                assert entry.name not in grads, f"{entry.name} has two entries"
+                grads[entry.name] = entry.compute()
+        return grads

@@ -1,0 +1,115 @@
+"""The streams of a plan, one lane per (replica, stage), with micro-batches named absolutely.
+
+The verifier, the timeline and the picture all look at a plan this way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from resihp.ir.model import Group, GroupName, Instr, Op, Plan
+
+__all__ = ["COMPUTE", "EDGES", "Edge", "Lane", "MicroBatch", "lanes_of", "name_of"]
+
+COMPUTE = (Op.F, Op.B, Op.W, Op.BW)
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch by its home replica and its number there."""
+
+    home: int
+    number: int
+
+
+class Edge(NamedTuple):
+    """The operations of one kind of transfer between neighbouring stages."""
+
+    what: str
+    produce: tuple[Op, ...]
+    scatter: Op
+    send: Op
+    recv: Op
+    gather: Op
+    consume: tuple[Op, ...]
+    stage_step: int
+    """Receiver's stage minus sender's stage."""
+
+
+EDGES = (
+    Edge(
+        "activation", (Op.F,), Op.SCATTER_ACT, Op.SEND_ACT, Op.RECV_ACT, Op.GATHER_ACT, (Op.F,), 1
+    ),
+    Edge(
+        "gradient",
+        (Op.B, Op.BW),
+        Op.SCATTER_GRAD,
+        Op.SEND_GRAD,
+        Op.RECV_GRAD,
+        Op.GATHER_GRAD,
+        (Op.B, Op.BW),
+        -1,
+    ),
+)
+
+
+class Lane:
+    """What one TP group runs."""
+
+    def __init__(self, group: Group, stream: int, plan: Plan) -> None:
+        self.name: GroupName = group.name
+        self.group = group
+        self.stream = stream
+        """Index in `plan.streams`."""
+        self.body: tuple[Instr, ...] = plan.streams[stream].body
+        self.first: dict[tuple[Op, MicroBatch], int] = {}
+        """Index of the first instruction of each kind for each micro-batch in range."""
+        self.again: list[tuple[int, int]] = []
+        """(index, index of the first) of every instruction that repeats an earlier one."""
+        self.meets: dict[Op, int] = {}
+        """Index of the first reduce_grads and of the first step."""
+        self.micro_batches: list[MicroBatch | None] = []
+        """One per instruction; None for reduce_grads, step and micro-batches out of range."""
+        for index, instr in enumerate(self.body):
+            micro_batch = self._resolve(instr, plan)
+            self.micro_batches.append(micro_batch)
+            if micro_batch is not None:
+                first = self.first.setdefault((instr.op, micro_batch), index)
+                if first != index:
+                    self.again.append((index, first))
+            elif instr.op >= Op.REDUCE_GRADS:
+                self.meets.setdefault(instr.op, index)
+
+    def _resolve(self, instr: Instr, plan: Plan) -> MicroBatch | None:
+        if instr.microbatch is None:
+            return None
+        home = self.name.replica if instr.home is None else instr.home
+        if instr.microbatch >= plan.batch.microbatches or home >= plan.mesh.dp:
+            return None
+        return MicroBatch(home, instr.microbatch)
+
+    def find(self, ops: tuple[Op, ...], micro_batch: MicroBatch) -> int | None:
+        """Index of the first instruction of one of `ops` for `micro_batch`."""
+        found = [self.first[op, micro_batch] for op in ops if (op, micro_batch) in self.first]
+        return min(found, default=None)
+
+
+def lanes_of(plan: Plan) -> dict[GroupName, Lane]:
+    """The lane of every group that has a stream, by (replica, stage), stage by stage.
+
+    Where a group or a stream is given twice the first one counts.
+    """
+    groups: dict[GroupName, Group] = {}
+    for group in plan.groups:
+        groups.setdefault(group.name, group)
+    streams: dict[GroupName, int] = {}
+    for index, stream in enumerate(plan.streams):
+        for replica in stream.replicas:
+            streams.setdefault(GroupName(replica, stream.stage), index)
+    names = sorted(groups.keys() & streams.keys(), key=lambda name: (name.stage, name.replica))
+    return {name: Lane(groups[name], streams[name], plan) for name in names}
+
+
+def name_of(micro_batch: MicroBatch, replica: int) -> str:
+    """How the micro-batch is written in a stream of `replica`: `3` at home, `3@1` elsewhere."""
+    home, number = micro_batch
+    return str(number) if home == replica else f"{number}@{home}"

@@ -1,0 +1,226 @@
+"""The plan as data: what every other part of ResiHP reads and writes.
+
+A `Plan` says, for each (replica, stage), which ranks hold which layers and in which order they
+compute, communicate, reduce and step. One `Stream` is the order of one stage; replicas whose
+order is the same share it. All members of a tensor-parallel (TP) group run the same stream.
+
+Positions in a text are not part of a plan (`parse(print(p)) == p`); they live in
+`resihp.ir.source`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Batch",
+    "Group",
+    "GroupName",
+    "Instr",
+    "LayerRange",
+    "Mesh",
+    "ModelShape",
+    "Op",
+    "Plan",
+    "Reshard",
+    "Resume",
+    "Stream",
+]
+
+FORMAT_VERSION = 1
+
+
+class Op(enum.IntEnum):
+    """One kind of instruction. The text form is `Op.mnemonic`."""
+
+    F = 0
+    """Forward of one micro-batch; on the last stage it includes the loss."""
+    B = 1
+    """Activation gradient (torch's CSV calls it I)."""
+    W = 2
+    """Weight gradient (its inputs are kept alive from B to W)."""
+    BW = 3
+    """B and W fused (torch's CSV calls it B)."""
+    SCATTER_ACT = 4
+    """Cut the activation into max(TP here, TP there) chunks; each member owes its own."""
+    SEND_ACT = 5
+    """Post the activation, or this member's chunks of it, to the next stage."""
+    RECV_ACT = 6
+    """Receive the activation, or this member's chunks of it, from the previous stage."""
+    GATHER_ACT = 7
+    """All-gather received activation chunks inside the receiving TP group."""
+    SCATTER_GRAD = 8
+    SEND_GRAD = 9
+    """Post the gradient of the input activation to the previous stage."""
+    RECV_GRAD = 10
+    """Receive the gradient of the output activation from the next stage."""
+    GATHER_GRAD = 11
+    REDUCE_GRADS = 12
+    """Sum weight gradients over the replicas that hold this stage's layers."""
+    STEP = 13
+    """Vote (norms, finite) with all ranks, then update the parameters."""
+
+    @property
+    def mnemonic(self) -> str:
+        """How the operation is written in a plan."""
+        return _MNEMONIC[self]
+
+    @property
+    def has_micro_batch(self) -> bool:
+        """Whether the instruction names a micro-batch."""
+        return self < Op.REDUCE_GRADS
+
+
+_MNEMONIC = {op: op.name if op <= Op.BW else op.name.lower() for op in Op}
+
+
+class GroupName(NamedTuple):
+    """Logical place of a TP group, written `dp0.pp1`."""
+
+    replica: int
+    stage: int
+
+    def __str__(self) -> str:
+        return f"dp{self.replica}.pp{self.stage}"
+
+
+class LayerRange(NamedTuple):
+    """Decoder layers `first..last`, both included.
+
+    The embedding goes with layer 0, the final norm and the head with the last layer.
+    """
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan must know of the model: enough for shape, head and memory checks."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+
+
+class Mesh(msgspec.Struct, frozen=True, kw_only=True):
+    """The healthy layout: TP degree, number of stages, number of logical replicas.
+
+    Ranks are numbered 0 .. tp*pp*dp - 1, TP fastest, then stage, then replica.
+    A reconfigured plan keeps the mesh line and shows in its groups what is left.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+
+    @property
+    def world(self) -> int:
+        """Number of ranks in the healthy job."""
+        return self.tp * self.pp * self.dp
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Micro-batches per logical replica and tokens per micro-batch."""
+
+    microbatches: int
+    tokens: int
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan redoes the interrupted iteration `step`. Nothing done before is kept."""
+
+    step: int
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A TP group: member `i` of `ranks` holds shard `i` of `len(ranks)` of `layers`."""
+
+    replica: int
+    stage: int
+    ranks: tuple[int, ...]
+    layers: LayerRange
+
+    @property
+    def name(self) -> GroupName:
+        return GroupName(self.replica, self.stage)
+
+    @property
+    def tp(self) -> int:
+        """TP degree."""
+        return len(self.ranks)
+
+
+class Reshard(msgspec.Struct, frozen=True, kw_only=True):
+    """Shards of `layers` that members of `target` lack come from `source`.
+
+    `source` is a group of the plan before, `target` a group of this plan. What a member of
+    `target` already holds stays where it is.
+    """
+
+    layers: LayerRange
+    source: GroupName
+    target: GroupName
+
+
+class Instr(msgspec.Struct, frozen=True, gc=False):
+    """One instruction of a stream.
+
+    `microbatch` is the number at home, `home` the logical replica it belongs to
+    (None: the replica that runs the stream). Both are None for REDUCE_GRADS and STEP.
+    """
+
+    op: Op
+    microbatch: int | None = None
+    home: int | None = None
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """The order of work of stage `stage` in each of `replicas`."""
+
+    replicas: tuple[int, ...]
+    stage: int
+    body: tuple[Instr, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole plan. Nothing here is verified: `resihp.ir.verify` does that.
+
+    `memory_bytes` is the capacity of one device (None: memory is not checked).
+    """
+
+    model: ModelShape
+    mesh: Mesh
+    batch: Batch
+    groups: tuple[Group, ...]
+    streams: tuple[Stream, ...]
+    schedule: str | None = None
+    memory_bytes: int | None = None
+    resume: Resume | None = None
+    standby: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    reconfigure: tuple[Reshard, ...] = ()
+    version: int = FORMAT_VERSION
+
+    def group(self, replica: int, stage: int) -> Group | None:
+        """The group at (replica, stage), None where the replica lacks the stage."""
+        return next((g for g in self.groups if (g.replica, g.stage) == (replica, stage)), None)
+
+    def group_of(self, rank: int) -> Group | None:
+        """The group that `rank` is a member of, None for standby and lost ranks."""
+        return next((g for g in self.groups if rank in g.ranks), None)
+
+    @property
+    def active_ranks(self) -> tuple[int, ...]:
+        """Ranks that are members of a group, ascending."""
+        return tuple(sorted(rank for group in self.groups for rank in group.ranks))

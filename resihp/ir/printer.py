@@ -1,0 +1,159 @@
+"""Plans as canonical text, and any text of a plan in canonical formatting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from resihp.ir.model import Group, Plan
+from resihp.ir.source import Parsed
+from resihp.ir.statements import (
+    Lost,
+    Memory,
+    ReconfigureHead,
+    Schedule,
+    Standby,
+    Statement,
+    StreamHead,
+    Version,
+    columns_of,
+    spell_instr,
+)
+from resihp.ir.structure import code_of
+from resihp.ir.syntax import Budget, read_instruction, read_reshard, read_statement
+
+__all__ = ["format_text", "print_plan"]
+
+
+class _Line(NamedTuple):
+    """One line before alignment."""
+
+    words: tuple[str, ...] = ()
+    aligned: bool = False
+    indent: str = ""
+    comment: str = ""
+
+
+def print_plan(plan: Plan) -> str:
+    """The canonical text of `plan`; `parse` gives the plan back."""
+    return "".join(_layout([*_header(plan), *_places(plan), *_streams(plan)]))
+
+
+def format_text(parsed: Parsed) -> str:
+    """The text of `parsed` with canonical spacing and spelling; comments and order stay.
+
+    Runs of blank lines shrink to one. Formatting a formatted text changes nothing.
+    """
+    return "".join(_layout(_collapse(_reread(parsed.text))))
+
+
+def _header(plan: Plan) -> list[_Line]:
+    statements: list[Statement] = [Version(plan.version), plan.model, plan.mesh, plan.batch]
+    if plan.schedule is not None:
+        statements.append(Schedule(plan.schedule))
+    if plan.memory_bytes is not None:
+        statements.append(Memory(plan.memory_bytes))
+    if plan.resume is not None:
+        statements.append(plan.resume)
+    return [_of(statement) for statement in statements]
+
+
+def _places(plan: Plan) -> Iterator[_Line]:
+    if plan.groups or plan.standby or plan.lost:
+        yield _Line()
+    yield from map(_of, plan.groups)
+    if plan.standby:
+        yield _of(Standby(plan.standby))
+    if plan.lost:
+        yield _of(Lost(plan.lost))
+    if plan.reconfigure:
+        yield _Line()
+        yield _of(ReconfigureHead())
+        yield from (_Line(columns_of(reshard), indent="  ") for reshard in plan.reconfigure)
+        yield _Line(("}",))
+
+
+def _streams(plan: Plan) -> Iterator[_Line]:
+    for stream in plan.streams:
+        yield _Line()
+        yield _of(StreamHead(stream.replicas, stream.stage))
+        yield from (_Line((spell_instr(instr),), indent="  ") for instr in stream.body)
+        yield _Line(("}",))
+
+
+def _of(statement: Statement) -> _Line:
+    words = columns_of(statement)
+    if isinstance(statement, StreamHead | ReconfigureHead):
+        words = (*words, "{")
+    return _Line(words, aligned=isinstance(statement, Group))
+
+
+def _reread(text: str) -> Iterator[_Line]:
+    """Each line of a readable text, reduced to its words and comment."""
+    budget = Budget()
+    block = ""
+    for line in text.split("\n"):
+        comment = line[line.index("#") :].rstrip() if "#" in line else ""
+        code = code_of(line).strip()
+        if not code:
+            yield _Line(indent="  " if block and comment else "", comment=comment)
+        elif code == "}":
+            block = ""
+            yield _Line(("}",), comment=comment)
+        elif block == "stream":
+            yield _Line((spell_instr(read_instruction(code)),), indent="  ", comment=comment)
+        elif block == "reconfigure":
+            yield _Line(columns_of(read_reshard(code, budget)), indent="  ", comment=comment)
+        else:
+            statement = read_statement(code.removesuffix("{"), budget)
+            block = code.split(None, 1)[0] if code.endswith("{") else ""
+            yield _of(statement)._replace(comment=comment)
+
+
+def _collapse(lines: Iterable[_Line]) -> list[_Line]:
+    """No blank lines at either end, never two in a row."""
+    kept: list[_Line] = []
+    for line in lines:
+        blank = not line.words and not line.comment
+        if not blank or (kept and (kept[-1].words or kept[-1].comment)):
+            kept.append(line)
+    if kept and not kept[-1].words and not kept[-1].comment:
+        kept.pop()
+    return kept
+
+
+def _layout(lines: Sequence[_Line]) -> Iterator[str]:
+    """Lines as text: neighbours that belong together have their columns and comments aligned."""
+    codes = _align_words(lines)
+    start = 0
+    while start < len(lines):
+        end = start + 1
+        while end < len(lines) and lines[start].comment and _both_trail(lines[start], lines[end]):
+            end += 1
+        width = max(len(code) for code in codes[start:end])
+        for line, code in zip(lines[start:end], codes[start:end], strict=True):
+            if line.comment and line.words:
+                yield f"{code:<{width}}  {line.comment}\n"
+            else:
+                yield f"{code}{line.comment}\n"
+        start = end
+
+
+def _both_trail(line: _Line, following: _Line) -> bool:
+    return bool(line.words and following.words and line.comment and following.comment)
+
+
+def _align_words(lines: Sequence[_Line]) -> list[str]:
+    codes: list[str] = []
+    start = 0
+    while start < len(lines):
+        end = start + 1
+        while lines[start].aligned and end < len(lines) and lines[end].aligned:
+            end += 1
+        words = [line.words for line in lines[start:end]]
+        widths = [max(map(len, column)) for column in zip(*words, strict=True)]
+        for line in lines[start:end]:
+            padded = (f"{word:<{width}}" for word, width in zip(line.words, widths, strict=True))
+            codes.append((line.indent + " ".join(padded)).rstrip() if line.words else line.indent)
+        start = end
+    return codes

@@ -1,0 +1,62 @@
+"""Diagnostics as text like a good compiler's, or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from resihp.ir.diagnostics import Diagnostic, Span
+
+__all__ = ["render_json", "render_text", "summary"]
+
+_WIDTH = 100
+"""Longer source lines are shown as a window around the caret."""
+
+
+def render_text(diagnostics: Sequence[Diagnostic], text: str, path: str | None = None) -> str:
+    """Each finding with its source line and a caret, its notes with theirs, and its hint."""
+    lines = text.split("\n")
+    where = path or "<text>"
+    return "\n".join(_render(diagnostic, lines, where) for diagnostic in diagnostics)
+
+
+def render_json(diagnostics: Sequence[Diagnostic], path: str | None = None) -> str:
+    """A JSON object with `path` and `diagnostics`; lines and columns count from 1."""
+    document = {"path": path, "diagnostics": list(diagnostics)}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def summary(diagnostics: Sequence[Diagnostic]) -> str:
+    """`3 errors` or `1 error, 1 warning`."""
+    counts: dict[str, int] = {}
+    for diagnostic in diagnostics:
+        counts[diagnostic.severity.value] = counts.get(diagnostic.severity.value, 0) + 1
+    return ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
+
+
+def _render(diagnostic: Diagnostic, lines: list[str], where: str) -> str:
+    span = diagnostic.span
+    head = f"{diagnostic.severity.value}[{diagnostic.code}]: {diagnostic.message}"
+    related = [related.span.line for related in diagnostic.related]
+    gutter = max(len(str(line)) for line in [span.line, *related])
+    parts = [f"{where}:{span.line}:{span.column}: {head}\n", _excerpt(span, lines, gutter)]
+    for place in diagnostic.related:
+        at = f"{where}:{place.span.line}:{place.span.column}"
+        parts.append(f"{at}: note: {place.message}\n")
+        parts.append(_excerpt(place.span, lines, gutter))
+    if diagnostic.hint is not None:
+        parts.append(f"{' ' * gutter}  = hint: {diagnostic.hint}\n")
+    return "".join(parts)
+
+
+def _excerpt(span: Span, lines: list[str], gutter: int) -> str:
+    """The source line with a caret line under it."""
+    line = lines[span.line - 1] if span.line <= len(lines) else ""
+    start, end = span.column - 1, max(span.end_column - 1, span.column)
+    begin = 0 if len(line) <= _WIDTH else max(0, start - _WIDTH // 4)
+    shown = line[begin : begin + _WIDTH]
+    width = max(1, min(end, begin + len(shown)) - start)
+    printable = "".join(c if c.isprintable() else " " for c in shown)
+    carets = " " * (start - begin) + "^" * width
+    return f"{span.line:>{gutter}} | {printable}\n{' ' * gutter} | {carets}\n"

@@ -1,0 +1,198 @@
+"""One line of a plan as data, and its canonical spelling.
+
+The parser turns lines into these, the printer turns these into lines; `fmt` does both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from resihp.ir.model import (
+    Batch,
+    Group,
+    Instr,
+    Mesh,
+    ModelShape,
+    Reshard,
+    Resume,
+)
+
+__all__ = [
+    "KEYWORDS",
+    "NAME",
+    "Lost",
+    "Memory",
+    "ReconfigureHead",
+    "Schedule",
+    "Standby",
+    "Statement",
+    "StreamHead",
+    "Version",
+    "columns_of",
+    "keyword_of",
+    "spell_instr",
+    "spell_numbers",
+    "spell_size",
+]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
+"""What a model or schedule may be called."""
+
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+class Version(msgspec.Struct, frozen=True):
+    number: int
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Memory(msgspec.Struct, frozen=True):
+    num_bytes: int
+
+
+class Standby(msgspec.Struct, frozen=True):
+    ranks: tuple[int, ...]
+
+
+class Lost(msgspec.Struct, frozen=True):
+    ranks: tuple[int, ...]
+
+
+class ReconfigureHead(msgspec.Struct, frozen=True):
+    """`reconfigure {`; its lines follow as `Reshard`."""
+
+
+class StreamHead(msgspec.Struct, frozen=True):
+    """`stream dp=… pp=… {`; its lines follow as `Instr`."""
+
+    replicas: tuple[int, ...]
+    stage: int
+
+
+Statement = (
+    Version
+    | ModelShape
+    | Mesh
+    | Batch
+    | Schedule
+    | Memory
+    | Resume
+    | Group
+    | Standby
+    | Lost
+    | ReconfigureHead
+    | Reshard
+    | StreamHead
+)
+
+KEYWORDS: dict[type, str] = {
+    Version: "plan",
+    ModelShape: "model",
+    Mesh: "mesh",
+    Batch: "batch",
+    Schedule: "schedule",
+    Memory: "memory",
+    Resume: "resume",
+    Group: "group",
+    Standby: "standby",
+    Lost: "lost",
+    ReconfigureHead: "reconfigure",
+    Reshard: "reshard",
+    StreamHead: "stream",
+}
+"""First word of the line of each kind of statement, in canonical order."""
+
+
+def keyword_of(statement: Statement) -> str:
+    """The first word of the statement's line."""
+    return KEYWORDS[type(statement)]
+
+
+def spell_numbers(numbers: Sequence[int]) -> str:
+    """`0,2..4,7`: ascending runs of three or more become a range, order is kept."""
+    assert numbers, "an empty list has no spelling"
+    return ",".join(_spell_run(first, last) for first, last in _runs(numbers))
+
+
+def _spell_run(first: int, last: int) -> str:
+    if last - first >= 2:
+        return f"{first}..{last}"
+    return f"{first}" if first == last else f"{first},{last}"
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Maximal runs of consecutive ascending numbers as (first, last)."""
+    iterator = iter(numbers)
+    first = last = next(iterator)
+    for number in iterator:
+        if number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def spell_size(num_bytes: int) -> str:
+    """Bytes in the largest unit that gives a whole number: `2GiB`, `1536MiB`, `1000`."""
+    for unit, size in _UNITS:
+        if num_bytes and num_bytes % size == 0:
+            return f"{num_bytes // size}{unit}"
+    return str(num_bytes)
+
+
+def spell_instr(instr: Instr) -> str:
+    """`F 3`, `send_act 3@1` or `step`."""
+    if instr.microbatch is None:
+        return instr.op.mnemonic
+    home = "" if instr.home is None else f"@{instr.home}"
+    return f"{instr.op.mnemonic} {instr.microbatch}{home}"
+
+
+def columns_of(statement: Statement) -> tuple[str, ...]:
+    """The words of a statement's line. Group lines that follow each other are aligned by them."""
+    return (keyword_of(statement), *_operands(statement))
+
+
+def _spell_name(name: str) -> str:
+    assert NAME.fullmatch(name), f"{name!r} cannot be written as a name"
+    return name
+
+
+def _fields(statement: msgspec.Struct) -> Iterator[str]:
+    """`key=value` of every integer field, in the order of the Struct."""
+    for key in statement.__struct_fields__:
+        if key != "name":
+            yield f"{key}={getattr(statement, key)}"
+
+
+def _operands(statement: Statement) -> tuple[str, ...]:
+    match statement:
+        case Version(number):
+            return (str(number),)
+        case ModelShape():
+            return (_spell_name(statement.name), *_fields(statement))
+        case Mesh() | Batch():
+            return tuple(_fields(statement))
+        case Resume(step=step):
+            return (f"step={step}", "keep=none")
+        case Schedule(name):
+            return (_spell_name(name),)
+        case Memory(num_bytes):
+            return (spell_size(num_bytes),)
+        case Group():
+            ranks, layers = spell_numbers(statement.ranks), statement.layers
+            return (str(statement.name), f"ranks={ranks}", f"layers={layers}")
+        case Standby(ranks) | Lost(ranks):
+            return (spell_numbers(ranks),)
+        case Reshard(layers=layers, source=source, target=target):
+            return (f"layers={layers}", str(source), "->", str(target))
+        case StreamHead(replicas, stage):
+            return (f"dp={spell_numbers(replicas)}", f"pp={stage}")
+        case ReconfigureHead():
+            return ()

@@ -1,0 +1,168 @@
+"""Numbers and names: ranks, replicas, stages, layers, micro-batches in range; nothing twice."""
+
+from __future__ import annotations
+
+from resihp.ir.diagnostics import Related, Span
+from resihp.ir.model import GroupName, LayerRange, Plan
+from resihp.ir.source import Parsed
+from resihp.ir.verify.findings import Findings, listed
+
+__all__ = ["MAX_INSTRUCTIONS", "MAX_WORLD", "check_ranges", "check_sizes"]
+
+MAX_WORLD = 1 << 20
+"""Largest mesh that is verified, in ranks."""
+MAX_INSTRUCTIONS = 1 << 25
+"""Most instructions, counted once per replica, that are verified."""
+
+
+def check_sizes(parsed: Parsed, findings: Findings) -> None:
+    """RHP108. Everything after this may rely on positive sizes and a bounded mesh."""
+    plan = parsed.plan
+    for keyword, struct in (("model", plan.model), ("mesh", plan.mesh), ("batch", plan.batch)):
+        line = parsed.statement(keyword)
+        for key in struct.__struct_fields__:
+            if getattr(struct, key) == 0:
+                findings.add("RHP108", parsed.attribute(line, key), f"`{key}` must be at least 1")
+    if findings.has("RHP1"):
+        return
+    model, mesh = plan.model, plan.mesh
+    line = parsed.statement("model")
+    if model.heads % model.kv_heads:
+        findings.add(
+            "RHP108",
+            parsed.attribute(line, "kv_heads"),
+            f"{model.heads} heads cannot share {model.kv_heads} KV heads evenly",
+        )
+    if model.hidden % model.heads:
+        findings.add(
+            "RHP108",
+            parsed.attribute(line, "hidden"),
+            f"a hidden size of {model.hidden} does not divide into {model.heads} heads",
+        )
+    if mesh.world > MAX_WORLD:
+        findings.add(
+            "RHP108",
+            parsed.statement("mesh"),
+            f"the mesh has {mesh.world} ranks; at most {MAX_WORLD} are verified",
+        )
+    elif _num_instructions(plan) > MAX_INSTRUCTIONS:
+        findings.add(
+            "RHP108",
+            parsed.statement("plan"),
+            f"the streams hold more than {MAX_INSTRUCTIONS} instructions",
+        )
+
+
+def _num_instructions(plan: Plan) -> int:
+    return sum(len(stream.replicas) * len(stream.body) for stream in plan.streams)
+
+
+def check_ranges(parsed: Parsed, findings: Findings) -> None:
+    """RHP101 to RHP107."""
+    _check_ranks(parsed, findings)
+    _check_groups(parsed, findings)
+    _check_streams(parsed, findings)
+    _check_bodies(parsed, findings)
+    _check_reshards(parsed, findings)
+
+
+def _check_ranks(parsed: Parsed, findings: Findings) -> None:
+    plan, world = parsed.plan, parsed.plan.mesh.world
+    lists = [
+        (parsed.attribute(span, "ranks"), group.ranks)
+        for span, group in zip(parsed.groups, plan.groups, strict=True)
+    ]
+    lists += [(parsed.statement("standby"), plan.standby), (parsed.statement("lost"), plan.lost)]
+    for span, ranks in lists:
+        wrong = [rank for rank in ranks if rank >= world]
+        if wrong:
+            verb = "is" if len(wrong) == 1 else "are"
+            findings.add(
+                "RHP101",
+                span,
+                f"rank {listed(wrong)} {verb} not in the mesh, whose ranks are 0..{world - 1}",
+            )
+
+
+def _check_place(parsed: Parsed, findings: Findings, span: Span, name: GroupName) -> None:
+    mesh = parsed.plan.mesh
+    if name.replica >= mesh.dp or name.stage >= mesh.pp:
+        findings.add(
+            "RHP102",
+            span,
+            f"{name} is outside the mesh: replicas are 0..{mesh.dp - 1}, stages 0..{mesh.pp - 1}",
+        )
+
+
+def _check_layers(parsed: Parsed, findings: Findings, span: Span, layers: LayerRange) -> None:
+    num_layers = parsed.plan.model.layers
+    if layers.last >= num_layers:
+        findings.add(
+            "RHP103",
+            parsed.attribute(span, "layers"),
+            f"the model has layers 0..{num_layers - 1}, not {layers}",
+        )
+
+
+def _check_groups(parsed: Parsed, findings: Findings) -> None:
+    seen: dict[GroupName, Span] = {}
+    for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
+        _check_place(parsed, findings, span, group.name)
+        _check_layers(parsed, findings, span, group.layers)
+        first = seen.setdefault(group.name, span)
+        if first != span:
+            findings.add(
+                "RHP106",
+                span,
+                f"group {group.name} is defined twice",
+                related=(Related("first here", first),),
+            )
+
+
+def _check_streams(parsed: Parsed, findings: Findings) -> None:
+    seen: dict[GroupName, int] = {}
+    for index, stream in enumerate(parsed.plan.streams):
+        head = parsed.streams[index].head
+        listed_here: set[int] = set()
+        for replica in stream.replicas:
+            name = GroupName(replica, stream.stage)
+            _check_place(parsed, findings, head, name)
+            first = seen.setdefault(name, index)
+            if first != index:
+                findings.add(
+                    "RHP107",
+                    head,
+                    f"the stream of {name} is defined twice",
+                    related=(Related("first here", parsed.streams[first].head),),
+                    replica=replica,
+                )
+            elif replica in listed_here:
+                findings.add("RHP107", head, f"replica {replica} is listed twice")
+            listed_here.add(replica)
+
+
+def _check_bodies(parsed: Parsed, findings: Findings) -> None:
+    """Micro-batches and homes, once per distinct text."""
+    batch, mesh = parsed.plan.batch, parsed.plan.mesh
+    for stream, source in zip(parsed.plan.streams, parsed.streams, strict=True):
+        for index, instr in enumerate(stream.body):
+            if instr.microbatch is not None and instr.microbatch >= batch.microbatches:
+                findings.add(
+                    "RHP104",
+                    source.span(index),
+                    f"micro-batch {instr.microbatch} does not exist; they are "
+                    f"0..{batch.microbatches - 1}",
+                )
+            if instr.home is not None and instr.home >= mesh.dp:
+                findings.add(
+                    "RHP105",
+                    source.span(index),
+                    f"replica {instr.home} does not exist; they are 0..{mesh.dp - 1}",
+                )
+
+
+def _check_reshards(parsed: Parsed, findings: Findings) -> None:
+    for span, reshard in zip(parsed.reshards, parsed.plan.reconfigure, strict=True):
+        _check_layers(parsed, findings, span, reshard.layers)
+        _check_place(parsed, findings, span, reshard.source)
+        _check_place(parsed, findings, span, reshard.target)

@@ -1,0 +1,1 @@
+"""Watching a job and deciding: supervisors, coordinator, run directory, fault injection."""

@@ -1,0 +1,60 @@
+"""What the coordinator wants done: it decides, the server around it acts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resihp.wire.messages import Message, StepRecord
+
+__all__ = ["Action", "End", "Evict", "Log", "PlanMade", "Say", "Send", "StepCommitted"]
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send a message to one rank's supervisor (which relays it)."""
+
+    rank: int
+    message: Message
+
+
+class Evict(msgspec.Struct, frozen=True):
+    """SIGKILL a supervisor that no longer answers; the kernel kills its executor with it."""
+
+    rank: int
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Append one event to `events.jsonl`."""
+
+    kind: str
+    fields: dict[str, object]
+
+
+class PlanMade(msgspec.Struct, frozen=True):
+    """Keep a verified plan in the run directory, with the reason why it was made."""
+
+    generation: int
+    text: str
+    cause: str
+
+
+class StepCommitted(msgspec.Struct, frozen=True):
+    """One iteration is committed: a row of `metrics.jsonl` and a line on the console."""
+
+    record: StepRecord
+    generation: int
+
+
+class Say(msgspec.Struct, frozen=True):
+    """Print one line on the console."""
+
+    line: str
+
+
+class End(msgspec.Struct, frozen=True):
+    """The job is over; every supervisor was told."""
+
+    exit_code: int
+    reason: str
+
+
+Action = Send | Evict | Log | PlanMade | StepCommitted | Say | End

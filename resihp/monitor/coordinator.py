@@ -1,0 +1,463 @@
+"""The coordinator: who is alive, which generation runs which plan, and when to go on.
+
+Pure protocol logic: messages and ticks in, actions out; no socket, no clock of its own.
+
+    STARTING --all ready--> OPENING --all joined--> RUNNING --all finished--> STOPPING
+                               ^                       |
+                               |                   rank lost (in any phase)
+                               +----- SETTLING <-------+
+
+A loss closes the generation: survivors stop work at once, settle on one version of the state,
+get a new verified plan, rebuild their groups, move shards, and run again (DESIGN §5, §6).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from resihp.config import JobConfig
+from resihp.errors import NoFeasiblePlan, PlanRejected
+from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
+from resihp.monitor.incident import Incident
+from resihp.monitor.planner import Planner, VerifiedPlan
+from resihp.monitor.settlement import differing_shards, newest_version
+from resihp.wire.auth import derive_key
+from resihp.wire.messages import (
+    Beat,
+    Close,
+    Commit,
+    Deploy,
+    ExecutorExited,
+    ExecutorStarted,
+    Fence,
+    Finished,
+    Go,
+    Injected,
+    Joined,
+    Message,
+    Ready,
+    Settled,
+    StepDone,
+    StepRecord,
+    Stop,
+    StoreAt,
+    StoreOpened,
+    Trouble,
+)
+from resihp.wire.timing import Timing
+
+__all__ = ["Coordinator", "Phase"]
+
+MAX_REOPENINGS = 3
+"""How often in a row a generation may fail to open without any rank being lost."""
+
+
+class Phase(enum.Enum):
+    """Where the job stands."""
+
+    STARTING = "starting"
+    SETTLING = "settling"
+    OPENING = "opening"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class Coordinator:
+    """One job. Call `receive`, `disconnected` and `tick`; carry out what they return."""
+
+    def __init__(self, job: JobConfig, planner: Planner, secret: bytes, now_s: float) -> None:
+        self._job = job
+        self._planner = planner
+        self._secret = secret
+        self._timing = Timing.from_detect_within(job.job.detect_within_s)
+        self._actions: list[Action] = []
+        self._now_s = now_s
+        self._phase_since_s = now_s
+        self.phase = Phase.STARTING
+
+        self._alive: set[int] = set(range(job.parallel.world))
+        self._lost: list[int] = []
+        self._ready: dict[int, Ready] = {}
+        self._heard_s: dict[int, float] = {}
+        self._positions: dict[int, tuple[int, int]] = {}
+        self._hits: dict[int, float] = {}
+
+        self.generation = 0
+        self._base = 0
+        """The generation whose layout all survivors hold; 0: parameters as initialised."""
+        self._base_plan: VerifiedPlan | None = None
+        self._plan: VerifiedPlan | None = None
+        self._settled: dict[int, Settled] = {}
+        self._joined: dict[int, Joined] = {}
+        self._fenced: set[int] = set()
+        self._evicted: set[int] = set()
+        self._finished: set[int] = set()
+        self._reopenings = 0
+
+        self.records: list[StepRecord] = []
+        self.incidents: list[Incident] = []
+        self.num_plans = 0
+        self._last_step_s = now_s
+        self._longest_step_s = 0.0
+
+    # --- inputs
+
+    def receive(self, rank: int, message: Message, now_s: float) -> list[Action]:
+        """A message of `rank`."""
+        self._now_s = now_s
+        self._heard_s[rank] = now_s
+        if rank in self._alive and self.phase is not Phase.STOPPING:
+            self._dispatch(rank, message)
+        return self._take()
+
+    def disconnected(self, rank: int, now_s: float) -> list[Action]:
+        """The supervisor of `rank` is gone, and with it (by the kernel) its executor."""
+        self._now_s = now_s
+        if rank in self._alive and self.phase is not Phase.STOPPING:
+            self._lose(rank, "its supervisor is gone", "")
+        return self._take()
+
+    def hit(self, rank: int, at_s: float) -> None:
+        """Somebody is about to kill `rank` (for the detection time of the incident)."""
+        self._hits[rank] = at_s
+
+    def stop(self, reason: str, exit_code: int, now_s: float) -> list[Action]:
+        """End the job from outside (a signal)."""
+        self._now_s = now_s
+        if self.phase is not Phase.STOPPING:
+            self._stop(reason, exit_code)
+        return self._take()
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Time passes: act on whatever took too long."""
+        self._now_s = now_s
+        waited_s = now_s - self._phase_since_s
+        match self.phase:
+            case Phase.STARTING if waited_s > self._timing.start_s:
+                missing = sorted(self._alive - self._ready.keys())
+                self._stop(f"ranks {_ranks(missing)} did not get ready in {waited_s:.0f} s", 1)
+            case Phase.SETTLING if waited_s > self._timing.settle_s:
+                for rank in sorted(self._alive - self._settled.keys()):
+                    self._fence(rank, f"did not leave its generation in {waited_s:.1f} s")
+            case Phase.OPENING if waited_s > self._timing.join_s:
+                self._reopen(f"not all ranks joined in {waited_s:.0f} s")
+            case Phase.RUNNING:
+                self._check_stall()
+            case _:
+                pass
+        if self.phase is not Phase.STOPPING:
+            self._check_silence()
+        return self._take()
+
+    @property
+    def alive(self) -> frozenset[int]:
+        """Ranks whose executor runs."""
+        return frozenset(self._alive)
+
+    # --- messages
+
+    def _dispatch(self, rank: int, message: Message) -> None:
+        match message:
+            case Ready():
+                self._on_ready(rank, message)
+            case ExecutorStarted():
+                self._log("executor_started", rank=rank, pid=message.pid)
+            case ExecutorExited():
+                self._on_exit(rank, message)
+            case Beat():
+                self._positions[rank] = (message.step, message.instruction)
+            case Injected():
+                self._on_injected(rank, message)
+            case Trouble():
+                self._on_trouble(rank, message)
+            case Settled() if message.generation == self.generation:
+                self._on_settled(rank, message)
+            case StoreOpened() if self._opens(message.generation):
+                self._broadcast(StoreAt(generation=message.generation, port=message.port))
+            case Joined() if self._opens(message.generation):
+                self._on_joined(rank, message)
+            case StepDone() if message.generation == self.generation:
+                self._on_record(message.record)
+            case Finished() if message.generation == self.generation:
+                self._on_finished(rank)
+            case _:
+                pass  # of a generation that is over
+
+    def _opens(self, generation: int) -> bool:
+        return self.phase is Phase.OPENING and generation == self.generation
+
+    def _on_ready(self, rank: int, message: Ready) -> None:
+        self._ready[rank] = message
+        digests = {ready.dataset_digest for ready in self._ready.values()}
+        if len(digests) > 1:
+            self._stop("the ranks read different data: their dataset digests differ", 1)
+        elif self.phase is Phase.STARTING and self._ready.keys() == self._alive:
+            self._log("ready", dataset=message.dataset_digest, samples=message.num_samples)
+            self._plan_and_deploy("start", version=0, record=None, updates=0)
+
+    def _on_injected(self, rank: int, message: Injected) -> None:
+        self.hit(rank, message.at_s)
+        self._log(
+            "injected",
+            rank=rank,
+            fault=message.kind,
+            step=message.step,
+            instruction=message.instruction,
+        )
+
+    def _on_trouble(self, rank: int, message: Trouble) -> None:
+        self._log("trouble", rank=rank, generation=message.generation, what=message.what)
+
+    def _on_exit(self, rank: int, message: ExecutorExited) -> None:
+        how = f"signal {-message.code}" if message.code < 0 else f"exit code {message.code}"
+        if self.phase is Phase.STARTING:
+            self._alive.discard(rank)
+            self._stop(f"rank {rank} ended before the start ({how})\n{message.last_words}", 1)
+        else:
+            self._lose(rank, f"its executor ended with {how}", message.last_words)
+
+    # --- losing a rank
+
+    def _lose(self, rank: int, evidence: str, last_words: str) -> None:
+        self._alive.discard(rank)
+        self._lost.append(rank)
+        self._log("rank_lost", rank=rank, evidence=evidence, last_words=last_words)
+        if last_words and "signal" not in evidence:
+            self._say(f"rank {rank}: {last_words.strip().splitlines()[-1]}")
+        if self.phase in (Phase.SETTLING, Phase.OPENING) and self.incidents:
+            incident = self.incidents[-1]
+            incident.ranks.append(rank)
+            incident.evidence += f"; rank {rank}: {evidence}"
+        else:
+            self.incidents.append(
+                Incident(
+                    ranks=[rank],
+                    evidence=evidence,
+                    detected_s=self._now_s,
+                    step=len(self.records),
+                    hit_s=self._hits.pop(rank, None),
+                    lost_work_s=self._now_s - self._last_step_s,
+                )
+            )
+        self._close()
+
+    def _close(self) -> None:
+        """Everybody leaves the running generation."""
+        self.generation += 1
+        self._settled.clear()
+        self._joined.clear()
+        self._fenced.clear()
+        self._finished.clear()
+        if not self._alive:
+            self._stop("no rank is left", NoFeasiblePlan.exit_code)
+            return
+        self._enter(Phase.SETTLING)
+        self._broadcast(Close(generation=self.generation))
+
+    def _fence(self, rank: int, reason: str) -> None:
+        if rank not in self._fenced:
+            self._fenced.add(rank)
+            self._log("fence", rank=rank, reason=reason)
+            self._send(rank, Fence(reason=reason))
+
+    def _reopen(self, reason: str) -> None:
+        self._reopenings += 1
+        self._log("reopen", reason=reason, attempt=self._reopenings)
+        if self._reopenings > MAX_REOPENINGS:
+            self._stop(f"{reason}, {MAX_REOPENINGS} times in a row", 1)
+        else:
+            self._close()
+
+    # --- opening a generation
+
+    def _on_settled(self, rank: int, message: Settled) -> None:
+        if self.phase is not Phase.SETTLING:
+            return
+        self._settled[rank] = message
+        if self._settled.keys() != self._alive:
+            return
+        settlement = newest_version(self._settled.values())
+        if settlement.record is not None:
+            self._on_record(settlement.record)
+        cause = "reopened"
+        if self.incidents and self.incidents[-1].resumed_s is None:
+            incident = self.incidents[-1]
+            incident.settled_s = self._now_s
+            incident.noticed_s = max(message.noticed_s for message in self._settled.values())
+            incident.step = settlement.version
+            cause = f"lost rank {_ranks(incident.ranks)}: {incident.evidence}"
+        self._plan_and_deploy(
+            cause, settlement.version, settlement.record, updates=settlement.updates
+        )
+
+    def _plan_and_deploy(
+        self, cause: str, version: int, record: StepRecord | None, updates: int
+    ) -> None:
+        try:
+            plan = self._make_plan(version)
+        except NoFeasiblePlan as error:
+            self._stop(self._no_plan(str(error), version), NoFeasiblePlan.exit_code)
+            return
+        except PlanRejected as error:
+            self._log("plan_rejected", findings=[d.code for d in error.diagnostics])
+            self._stop(str(error), PlanRejected.exit_code)
+            return
+        if self.generation == 0:
+            self.generation = 1
+        self._plan = plan
+        self.num_plans += 1
+        self._actions.append(PlanMade(self.generation, plan.text, cause))
+        self._deploy(plan, version, record, updates)
+
+    def _make_plan(self, version: int) -> VerifiedPlan:
+        previous = self._base_plan or self._planner.initial()
+        if not self._lost:
+            return previous
+        return self._planner.after_loss(previous, self._lost, version)
+
+    def _no_plan(self, why: str, version: int) -> str:
+        return (
+            f"no plan can carry the loss of {_plural_ranks(sorted(self._lost))}: {why}. "
+            f"Newest complete state: {self._newest_state(version)}."
+        )
+
+    def _newest_state(self, version: int) -> str:
+        if self._base_plan is None:
+            return "none, the job had not begun"
+        return f"step {version} was held in memory only and is gone"
+
+    def _deploy(
+        self, plan: VerifiedPlan, version: int, record: StepRecord | None, updates: int
+    ) -> None:
+        self._enter(Phase.OPENING)
+        active = plan.plan.active_ranks
+        ports = {rank: self._ready[rank].port for rank in active}
+        message = Deploy(
+            generation=self.generation,
+            plan=plan.text,
+            previous_plan=self._base_plan.text if self._base_plan is not None else None,
+            base=self._base,
+            commit=Commit(version=version, updates=updates, record=record),
+            peers=ports,
+            key=derive_key(self._secret, f"generation {self.generation}"),
+            store_rank=min(active),
+        )
+        self._broadcast(message)
+
+    def _on_joined(self, rank: int, message: Joined) -> None:
+        self._joined[rank] = message
+        if self._joined.keys() != self._alive:
+            return
+        differing = differing_shards(self._joined)
+        if differing:
+            self._stop(f"replicas of the same shard differ after recovery: {differing}", 1)
+            return
+        self._base, self._base_plan = self.generation, self._plan
+        self._reopenings = 0
+        self._enter(Phase.RUNNING)
+        self._last_step_s = self._now_s
+        self._broadcast(Go(generation=self.generation))
+        self._log("running", generation=self.generation, hashes=message.hashes)
+        if self.incidents and self.incidents[-1].resumed_s is None:
+            self._close_incident(self.incidents[-1])
+
+    def _close_incident(self, incident: Incident) -> None:
+        assert self._plan is not None
+        incident.resumed_s = self._now_s
+        incident.moved_bytes = sum(joined.moved_bytes for joined in self._joined.values())
+        incident.action = _describe(self._plan)
+        self._actions.append(Log("incident", incident.row()))
+        detection = incident.detection_ms
+        seen = "" if detection is None else f" seen after {detection:.0f} ms,"
+        self._say(
+            f"! lost {_plural_ranks(incident.ranks)} ({incident.evidence}){seen} "
+            f"running again after {incident.recovery_ms:.0f} ms: {incident.action}; "
+            f"step {incident.step} is redone"
+        )
+
+    # --- running
+
+    def _on_record(self, record: StepRecord) -> None:
+        if record.step != len(self.records):
+            assert record.step < len(self.records), "a step was skipped"
+            return
+        self.records.append(record)
+        self._longest_step_s = max(self._longest_step_s, record.duration_s)
+        self._last_step_s = self._now_s
+        self._actions.append(StepCommitted(record, self.generation))
+
+    def _on_finished(self, rank: int) -> None:
+        self._finished.add(rank)
+        assert self._plan is not None
+        if self._finished >= set(self._plan.plan.active_ranks):
+            self._stop("finished", 0)
+
+    def _check_stall(self) -> None:
+        bound_s = max(self._timing.stalled_s, 10 * self._longest_step_s)
+        if self._now_s - self._last_step_s > bound_s:
+            where = ", ".join(
+                f"rank {rank} at step {step} instruction {instruction}"
+                for rank, (step, instruction) in sorted(self._positions.items())
+                if rank in self._alive
+            )
+            self._stop(f"no step finished for {bound_s:.0f} s ({where})", 1)
+
+    def _check_silence(self) -> None:
+        for rank in sorted(self._alive):
+            heard_s = self._heard_s.get(rank)
+            if heard_s is None or rank in self._evicted:
+                continue
+            if self._now_s - heard_s > self._timing.silent_s:
+                self._evicted.add(rank)
+                self._log("evict", rank=rank, silent_s=self._now_s - heard_s)
+                self._actions.append(Evict(rank))
+
+    # --- ending
+
+    def _stop(self, reason: str, exit_code: int) -> None:
+        self._enter(Phase.STOPPING)
+        for rank in range(self._job.parallel.world):  # supervisors outlive their executors
+            self._send(rank, Stop(reason=reason, exit_code=exit_code))
+        self._log("stop", reason=reason, exit_code=exit_code)
+        self._actions.append(End(exit_code, reason))
+
+    # --- helpers
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._phase_since_s = self._now_s
+
+    def _send(self, rank: int, message: Message) -> None:
+        self._actions.append(Send(rank, message))
+
+    def _broadcast(self, message: Message) -> None:
+        for rank in sorted(self._alive):
+            self._send(rank, message)
+
+    def _log(self, kind: str, **fields: object) -> None:
+        self._actions.append(Log(kind, fields))
+
+    def _say(self, line: str) -> None:
+        self._actions.append(Say(line))
+
+    def _take(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)
+
+
+def _plural_ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_ranks(ranks)}"
+
+
+def _describe(plan: VerifiedPlan) -> str:
+    """The layout in one line: which groups differ from the healthy mesh."""
+    mesh = plan.plan.mesh
+    shrunk = [f"{g.name} TP {mesh.tp} -> {g.tp}" for g in plan.plan.groups if g.tp < mesh.tp]
+    left = {group.replica for group in plan.plan.groups}
+    dropped = [f"dp{replica} dropped" for replica in range(mesh.dp) if replica not in left]
+    standby = [f"standby {_ranks(list(plan.plan.standby))}"] if plan.plan.standby else []
+    return ", ".join(shrunk + dropped + standby) or "same layout"

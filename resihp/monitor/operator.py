@@ -1,0 +1,65 @@
+"""Requests of an operator to the coordinator of a running job."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from resihp.config import load
+from resihp.errors import UserError, WireError
+from resihp.monitor.rendezvous import LOOPBACK, read_place
+from resihp.monitor.run_dir import RunDir
+from resihp.wire.auth import Identity
+from resihp.wire.channel import Channel, connect_handshake
+from resihp.wire.messages import KillRank, Message, Refused, Reply
+
+__all__ = ["find_run", "kill_rank"]
+
+TIMEOUT_S = 10.0
+
+
+def find_run(given: Path | None, runs_dir: Path) -> Path:
+    """The run directory that is meant: `given`, or the newest running one under `runs_dir`."""
+    if given is not None:
+        if not RunDir(given).control_path.exists():
+            raise UserError(f"{given} is not the directory of a running job")
+        return given
+    running = [path.parent for path in runs_dir.glob("*/control")]
+    if not running:
+        raise UserError(f"no job runs under {runs_dir}: name its directory with --run")
+    return max(running, key=lambda path: path.stat().st_mtime)
+
+
+async def kill_rank(run: Path, rank: int) -> str:
+    """SIGKILL the executor of `rank`; what the coordinator says. UserError where it refuses."""
+    reply = await _ask(run, KillRank(rank=rank))
+    if isinstance(reply, Refused):
+        raise UserError(reply.text)
+    assert isinstance(reply, Reply)
+    return reply.text
+
+
+async def _ask(run: Path, request: Message) -> Message:
+    place = read_place(RunDir(run).control_path)
+    if place is None:
+        raise UserError(f"{run} is not the directory of a running job")
+    job = load(run / "job.toml")
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(LOOPBACK, place.port)
+            seals = await connect_handshake(
+                reader,
+                writer,
+                place.secret,
+                Identity(job.job.name, "operator", 0, 0),
+                timeout_s=TIMEOUT_S,
+            )
+            channel = Channel(reader, writer, seals)
+            channel.send(request)
+            reply = await channel.receive()
+            channel.close()
+    except (OSError, WireError, TimeoutError) as error:
+        raise UserError(f"the coordinator of {run} does not answer: {error}") from error
+    if reply is None:
+        raise UserError(f"the coordinator of {run} left without an answer")
+    return reply

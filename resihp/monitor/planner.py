@@ -1,0 +1,59 @@
+"""Plans for the coordinator: compiled, printed, read back and verified before anyone sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from resihp.compiler import adapt, facts_of, initial_plan
+from resihp.config import JobConfig
+from resihp.errors import PlanRejected
+from resihp.ir.diagnostics import Severity
+from resihp.ir.model import Plan
+from resihp.ir.parser import parse
+from resihp.ir.printer import print_plan
+from resihp.ir.verify import verify
+
+__all__ = ["Planner", "VerifiedPlan"]
+
+
+class VerifiedPlan(msgspec.Struct, frozen=True):
+    """A plan and the text that was verified; only `Planner` makes these."""
+
+    text: str
+    plan: Plan
+
+
+class Planner:
+    """Makes the plans of one job."""
+
+    def __init__(self, job: JobConfig) -> None:
+        self._job = job
+
+    def initial(self) -> VerifiedPlan:
+        """The healthy plan. NoFeasiblePlan where the model does not fit the devices."""
+        job = self._job
+        return self._verified(
+            initial_plan(
+                job.model.shape(job.job.name),
+                job.parallel.mesh(),
+                job.batch.batch(),
+                schedule=job.parallel.schedule,
+                memory_bytes=job.device.memory_bytes,
+            ),
+            previous=None,
+        )
+
+    def after_loss(self, previous: VerifiedPlan, lost: Iterable[int], step: int) -> VerifiedPlan:
+        """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can."""
+        return self._verified(adapt(previous.plan, lost, step), previous=previous.plan)
+
+    def _verified(self, plan: Plan, previous: Plan | None) -> VerifiedPlan:
+        text = print_plan(plan)
+        parsed = parse(text)
+        findings = verify(parsed, previous=previous, facts=facts_of(parsed.plan))
+        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        if errors:
+            raise PlanRejected(f"the verifier refused the plan: {errors[0].message}", errors)
+        return VerifiedPlan(text, parsed.plan)

@@ -1,0 +1,125 @@
+"""Child processes whose life is tied to ours (Linux): death signal, pidfd, process state.
+
+A process is only ever signalled through its pidfd, so a reused number can never be hit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+__all__ = ["Child", "ProcessHandle", "die_with_parent", "is_stopped"]
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to SIGKILL this process when its parent dies (also if it just did)."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the kernel shows the process as stopped (SIGSTOP) or being traced."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False  # gone: its end is reported by its pidfd
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+class ProcessHandle:
+    """A process by pidfd: signals reach this process or none."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal; False where the process is gone."""
+        try:
+            signal.pidfd_send_signal(self._fd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once on the running loop when the process ends."""
+        loop = asyncio.get_running_loop()
+
+        def readable() -> None:
+            loop.remove_reader(self._fd)
+            callback()
+
+        loop.add_reader(self._fd, readable)
+
+    def close(self) -> None:
+        """Forget the process."""
+        with contextlib.suppress(RuntimeError):  # no loop runs any more
+            asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+
+
+class Child:
+    """A child process that dies with us; its end is an awaitable."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+        output: IO[bytes] | None = None,
+        new_session: bool = False,
+    ) -> None:
+        parent_pid = os.getpid()
+        self._process = subprocess.Popen(
+            command,
+            env=dict(env),
+            pass_fds=tuple(pass_fds),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            start_new_session=new_session,
+            preexec_fn=lambda: die_with_parent(parent_pid),
+        )
+        self.pid = self._process.pid
+        self._handle = ProcessHandle(self.pid)
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._handle.when_gone(self._reap)
+
+    def _reap(self) -> None:
+        code = self._process.wait()
+        if not self._code.done():
+            self._code.set_result(code)
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the child; nothing happens where it is gone."""
+        self._handle.send(number)
+
+    @property
+    def running(self) -> bool:
+        """Whether its end has not been seen yet."""
+        return not self._code.done()
+
+    async def wait(self) -> int:
+        """Its exit code, negative for a signal."""
+        return await asyncio.shield(self._code)
+
+    async def end(self, grace_s: float) -> int:
+        """Wait `grace_s` for the child to end by itself, then SIGKILL it."""
+        try:
+            return await asyncio.wait_for(self.wait(), grace_s)
+        except TimeoutError:
+            self.send(signal.SIGKILL)
+            return await self.wait()

@@ -1,0 +1,117 @@
+"""How the supervisors of one machine find their coordinator and share the job's secret.
+
+`resihp train` hands down an inherited listening socket and the secret in an anonymous memory
+file. Under torchrun, rank 0 writes address and secret to a 0600 file named after the agent that
+is the parent of all workers. The secret is never in an argument, an environment or a log.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from resihp.errors import AuthError, UserError
+from resihp.wire.auth import SECRET_BYTES, new_secret
+
+__all__ = [
+    "LOOPBACK",
+    "Place",
+    "Rendezvous",
+    "inherited",
+    "listen",
+    "publish",
+    "read_place",
+    "rendezvous_path",
+    "secret_file",
+    "write_place",
+]
+
+LOOPBACK = "127.0.0.1"
+LISTEN_FD = "RESIHP_LISTEN_FD"
+SECRET_FD = "RESIHP_SECRET_FD"
+PORT = "RESIHP_PORT"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the coordinator listens on the loopback interface, and the job's secret."""
+
+    port: int
+    secret: bytes
+
+
+class Rendezvous(msgspec.Struct, frozen=True):
+    """What `resihp train` handed down: the place, and rank 0's listening socket."""
+
+    place: Place
+    listen_fd: int | None
+
+
+def listen() -> socket.socket:
+    """A listening socket on a free port of the loopback interface."""
+    return socket.create_server((LOOPBACK, 0))
+
+
+def secret_file(secret: bytes) -> int:
+    """An anonymous file with the secret, to be inherited by the supervisors."""
+    fd = os.memfd_create("resihp-secret", 0)
+    os.pwrite(fd, secret, 0)
+    return fd
+
+
+def inherited(env: Mapping[str, str]) -> Rendezvous | None:
+    """What `resihp train` handed down, None where somebody else started us."""
+    if SECRET_FD not in env:
+        return None
+    secret_fd = int(env[SECRET_FD])
+    secret = os.pread(secret_fd, SECRET_BYTES, 0)
+    os.close(secret_fd)
+    listen_fd = int(env[LISTEN_FD]) if LISTEN_FD in env else None
+    return Rendezvous(Place(int(env[PORT]), secret), listen_fd)
+
+
+def rendezvous_path(env: Mapping[str, str], parent_pid: int) -> Path:
+    """The file that the workers of one torchrun agent share; no two agents have the same."""
+    folder = Path(env.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    run = "".join(c for c in env.get("TORCHELASTIC_RUN_ID", "") if c.isalnum() or c in "-_")[:64]
+    restart = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return folder / f"resihp-{os.getuid()}-{parent_pid}-{run}-{restart}"
+
+
+def publish(path: Path, port: int) -> Place:
+    """Write a new secret and the port for the other workers; replaces a stale file of ours."""
+    place = Place(port, new_secret())
+    write_place(path, place)
+    return place
+
+
+def write_place(path: Path, place: Place) -> None:
+    """Write a place to a file that only this user can read, in one move."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(msgspec.msgpack.encode(place))
+    os.replace(scratch, path)
+
+
+def read_place(path: Path) -> Place | None:
+    """What `publish` wrote, None where it is not there yet. AuthError: not a private file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AuthError(f"{path} is not a plain file: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
+        if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o600:
+            raise AuthError(f"{path} is not a private file of this user")
+        try:
+            return msgspec.msgpack.decode(file.read(1024), type=Place)
+        except msgspec.DecodeError as error:
+            raise UserError(f"{path} is no rendezvous file") from error

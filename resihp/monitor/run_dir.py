@@ -1,0 +1,81 @@
+"""What a run leaves behind: `runs/<id>/` with config, plans, events, metrics, ledger and logs."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from resihp.config import JobConfig, resolved
+from resihp.wire.messages import StepRecord
+
+__all__ = ["RunDir"]
+
+
+class RunDir:
+    """Writes the files of one run. All of them are plain text, one JSON object per line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[str, IO[bytes]] = {}
+
+    @classmethod
+    def create(cls, job: JobConfig) -> RunDir:
+        """A new directory under `job.runs_dir`, named by job, time and a random part."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        run_id = f"{job.job.name}-{stamp}-{secrets.token_hex(2)}"
+        path = Path(job.job.runs_dir).absolute() / run_id
+        for folder in (path, path / "plans", path / "logs"):
+            folder.mkdir(parents=True)
+        (path / "job.toml").write_text(resolved(job), encoding="utf-8")
+        return cls(path)
+
+    @property
+    def control_path(self) -> Path:
+        """While the job runs: where an operator reaches its coordinator (0600)."""
+        return self.path / "control"
+
+    def log_path(self, rank: int) -> Path:
+        """Where the executor of `rank` writes its output."""
+        return self.path / "logs" / f"rank{rank}.log"
+
+    def plan(self, generation: int, text: str, cause: str) -> None:
+        """Keep a plan, with its cause as a comment on top."""
+        reason = " ".join(cause.split())
+        path = self.path / "plans" / f"{generation:03d}.plan"
+        path.write_text(f"# generation {generation}: {reason}\n{text}", encoding="utf-8")
+
+    def event(self, kind: str, fields: dict[str, object], at_s: float) -> None:
+        """Append to `events.jsonl`. `at_s` is of the monotonic clock, `time` of the wall clock."""
+        self._append("events", {"event": kind, "time": time.time(), "at_s": at_s, **fields})
+
+    def step(self, record: StepRecord, generation: int) -> None:
+        """Append a committed iteration to `metrics.jsonl` and `ledger.jsonl`."""
+        self._append(
+            "metrics",
+            {
+                "step": record.step,
+                "loss": record.loss,
+                "grad_norm": record.grad_norm,
+                "learning_rate": record.learning_rate,
+                "skipped": record.skipped,
+                "tokens_per_s": record.num_tokens / record.duration_s,
+                "iteration_s": record.duration_s,
+                "generation": generation,
+            },
+        )
+        self._append("ledger", {"step": record.step, "samples": record.samples})
+
+    def _append(self, name: str, row: dict[str, object]) -> None:
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = (self.path / f"{name}.jsonl").open("ab", buffering=0)
+        file.write(msgspec.json.encode(row) + b"\n")
+
+    def close(self) -> None:
+        """Close the files; further rows are a bug."""
+        for file in self._files.values():
+            file.close()

@@ -1,0 +1,195 @@
+"""The coordinator on a socket: connections in, decisions out, the run directory on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+
+from resihp.config import JobConfig, resolved
+from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
+from resihp.monitor.coordinator import Coordinator, Phase
+from resihp.monitor.process import ProcessHandle
+from resihp.monitor.rendezvous import Place, write_place
+from resihp.monitor.run_dir import RunDir
+from resihp.monitor.summary import step_line, summary
+from resihp.wire.auth import Identity
+from resihp.wire.channel import Channel, accept_handshake, connection_lost
+from resihp.wire.clock import Clock
+from resihp.wire.messages import AskStop, Fence, Hello, KillRank, Refused, Reply, Welcome
+from resihp.wire.timing import Timing
+
+__all__ = ["CoordinatorServer"]
+
+OPERATOR_RANK = -1
+
+
+class CoordinatorServer:
+    """Serves one job until it ends and every supervisor has left (or the grace is over)."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        coordinator: Coordinator,
+        run_dir: RunDir,
+        secret: bytes,
+        clock: Clock,
+        say: Callable[[str], None],
+    ) -> None:
+        self._job = job
+        self._coordinator = coordinator
+        self._run_dir = run_dir
+        self._secret = secret
+        self._clock = clock
+        self._say = say
+        self._timing = Timing.from_detect_within(job.job.detect_within_s)
+        self._channels: dict[int, Channel] = {}
+        self._handles: dict[int, ProcessHandle] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._all_left = asyncio.Event()
+        self.exit_code = 1
+        self.reason = ""
+
+    async def serve(self, listener: socket.socket) -> int:
+        """Run the job; its exit code."""
+        server = await asyncio.start_server(self._connected, sock=listener)
+        place = Place(listener.getsockname()[1], self._secret)
+        write_place(self._run_dir.control_path, place)
+        ticker = asyncio.create_task(self._tick())
+        try:
+            await self._ended.wait()
+            async with asyncio.timeout(2 * self._timing.grace_s):
+                await self._all_left.wait()
+        except TimeoutError:
+            self._say("some supervisors did not leave in time")
+        finally:
+            ticker.cancel()
+            server.close()
+            for channel in self._channels.values():
+                channel.close()
+            await asyncio.gather(*self._connections)
+            self._finish()
+        return self.exit_code
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        """End the job in order, from a signal."""
+        self._perform(self._coordinator.stop(reason, exit_code, self._clock.now_s()))
+
+    def _finish(self) -> None:
+        self._say(
+            summary(
+                self._coordinator.records,
+                self._coordinator.incidents,
+                self._coordinator.num_plans,
+                self._run_dir.path,
+                self.reason,
+            )
+        )
+        for handle in self._handles.values():
+            handle.close()
+        self._run_dir.control_path.unlink()
+        self._run_dir.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.beat_s)
+            self._perform(self._coordinator.tick(self._clock.now_s()))
+
+    # --- connections
+
+    def _admit(self, identity: Identity) -> str | None:
+        if identity.job != self._job.job.name:
+            return f"this is job {self._job.job.name!r}, not {identity.job!r}"
+        if identity.role == "operator":
+            return None
+        if identity.role != "supervisor" or identity.rank not in range(self._job.parallel.world):
+            return f"no place for {identity.role} {identity.rank}"
+        if identity.rank in self._channels:
+            return f"rank {identity.rank} is here already"
+        return None
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        try:
+            identity, *seals = await accept_handshake(
+                reader, writer, self._secret, self._admit, timeout_s=self._timing.handshake_s
+            )
+            channel = Channel(reader, writer, (seals[0], seals[1]))
+            if identity.role == "operator":
+                await self._serve_operator(channel)
+            else:
+                await self._serve_rank(identity.rank, channel)
+        except Exception as error:
+            if not connection_lost(error):
+                raise
+            self._run_dir.event("connection_refused", {"why": str(error)}, self._clock.now_s())
+        finally:
+            writer.close()
+
+    async def _serve_rank(self, rank: int, channel: Channel) -> None:
+        self._channels[rank] = channel
+        channel.send(Welcome(run_dir=str(self._run_dir.path), job=resolved(self._job)))
+        try:
+            while (message := await channel.receive()) is not None:
+                if isinstance(message, Hello):
+                    self._handles[rank] = ProcessHandle(message.pid)
+                elif isinstance(message, AskStop):
+                    self.stop(message.reason, message.exit_code)
+                else:
+                    now_s = self._clock.now_s()
+                    self._perform(self._coordinator.receive(rank, message, now_s))
+        finally:
+            del self._channels[rank]
+            self._perform(self._coordinator.disconnected(rank, self._clock.now_s()))
+            if not self._channels:
+                self._all_left.set()
+
+    async def _serve_operator(self, channel: Channel) -> None:
+        message = await channel.receive()
+        if isinstance(message, KillRank):
+            channel.send(self._kill(message.rank))
+            await channel.drain(self._timing.grace_s)
+
+    def _kill(self, rank: int) -> Reply | Refused:
+        alive = sorted(self._coordinator.alive)
+        if rank not in alive or rank not in self._channels:
+            return Refused(text=f"rank {rank} is not alive; alive ranks: {alive}")
+        if self._coordinator.phase is Phase.STOPPING:
+            return Refused(text="the job is ending")
+        self._coordinator.hit(rank, self._clock.now_s())
+        self._channels[rank].send(Fence(reason="operator"))
+        return Reply(text=f"rank {rank}: SIGKILL sent to its executor")
+
+    # --- actions
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(rank, message):
+                    if rank in self._channels:
+                        self._channels[rank].send(message)
+                case Log(kind, fields):
+                    self._run_dir.event(kind, fields, self._clock.now_s())
+                case PlanMade(generation, text, cause):
+                    self._run_dir.plan(generation, text, cause)
+                    self._run_dir.event(
+                        "plan", {"generation": generation, "cause": cause}, self._clock.now_s()
+                    )
+                case StepCommitted(record, generation):
+                    self._run_dir.step(record, generation)
+                    self._say(step_line(record, generation))
+                case Say(line):
+                    self._say(line)
+                case Evict(rank):
+                    if rank in self._handles:
+                        self._handles[rank].send(signal.SIGKILL)
+                case End(exit_code, reason):
+                    self.exit_code, self.reason = exit_code, reason
+                    self._ended.set()
+                    if not self._channels:
+                        self._all_left.set()

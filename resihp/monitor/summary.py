@@ -1,0 +1,57 @@
+"""The lines at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from resihp.monitor.incident import Incident
+from resihp.wire.messages import StepRecord
+
+__all__ = ["step_line", "summary"]
+
+
+def step_line(record: StepRecord, generation: int) -> str:
+    """One committed iteration, for the console."""
+    tokens_per_s = record.num_tokens / record.duration_s
+    note = "  skipped: gradients not finite" if record.skipped else ""
+    return (
+        f"step {record.step:4d}  loss {record.loss:7.4f}  grad {record.grad_norm:7.3f}  "
+        f"{tokens_per_s:7,.0f} tok/s  {1000 * record.duration_s:6.0f} ms  gen {generation}{note}"
+    )
+
+
+def _milliseconds(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0f} ms"
+
+
+def _incident_line(incident: Incident) -> str:
+    ranks = ", ".join(str(rank) for rank in incident.ranks)
+    if incident.resumed_s is None:
+        return f"  rank {ranks} at step {incident.step}: not recovered"
+    lost = "" if incident.lost_work_s is None else f", {incident.lost_work_s:.2f} s of work redone"
+    return (
+        f"  rank {ranks} at step {incident.step}: detected {_milliseconds(incident.detection_ms)}, "
+        f"recovered {_milliseconds(incident.recovery_ms)}, "
+        f"{incident.moved_bytes / 2**20:.1f} MiB moved{lost} ({incident.action})"
+    )
+
+
+def summary(
+    records: Sequence[StepRecord],
+    incidents: Sequence[Incident],
+    num_plans: int,
+    run_dir: Path,
+    reason: str,
+) -> str:
+    """What happened, from the committed iterations and the incidents."""
+    survived = sum(incident.resumed_s is not None for incident in incidents)
+    final = f"final loss {records[-1].loss:.4f}" if records else "no step finished"
+    lines = [
+        "",
+        f"{reason}: {len(records)} steps, {final}, {survived} of {len(incidents)} failures "
+        f"survived, {num_plans} plan{'s' if num_plans != 1 else ''} used",
+        *(_incident_line(incident) for incident in incidents),
+        f"run directory: {run_dir}",
+    ]
+    return "\n".join(lines)

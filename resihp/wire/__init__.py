@@ -1,0 +1,1 @@
+"""What monitor and executor both speak: frames, handshake, messages, clock."""

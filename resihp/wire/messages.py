@@ -1,0 +1,326 @@
+"""Every message of the side channel, as typed MessagePack.
+
+A rank's supervisor relays between its executor and the coordinator, so one union serves both
+hops. Whatever belongs to a generation carries its number; anything older is dropped.
+Times are seconds of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from resihp.errors import FrameError
+
+__all__ = [
+    "AskStop",
+    "Beat",
+    "Close",
+    "Commit",
+    "Deploy",
+    "ExecutorExited",
+    "ExecutorStarted",
+    "Fence",
+    "Finished",
+    "Go",
+    "Hello",
+    "Injected",
+    "Joined",
+    "KillRank",
+    "Message",
+    "Ready",
+    "Refused",
+    "Reply",
+    "Settled",
+    "Start",
+    "StepDone",
+    "StepRecord",
+    "Stop",
+    "StoreAt",
+    "StoreOpened",
+    "Trouble",
+    "Welcome",
+    "decode",
+    "decode_as",
+    "encode",
+]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the vote told every member about one finished iteration."""
+
+    step: int
+    loss: float
+    """Mean cross-entropy per target token over the global batch."""
+    grad_norm: float
+    learning_rate: float
+    skipped: bool
+    """True where gradients were not finite and all ranks skipped the update together."""
+    num_tokens: int
+    samples: tuple[int, ...]
+    """Sample ids in global micro-batch order, as the ranks that computed the loss read them."""
+    duration_s: float
+
+
+# --- supervisor -> coordinator
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """The supervisor's own process number, on its first message."""
+
+    pid: int
+
+
+class AskStop(_Message, frozen=True, kw_only=True):
+    """The supervisor was told by a signal to end the job."""
+
+    reason: str
+    exit_code: int
+
+
+class ExecutorStarted(_Message, frozen=True, kw_only=True):
+    """The supervisor started its executor."""
+
+    pid: int
+
+
+class ExecutorExited(_Message, frozen=True, kw_only=True):
+    """The executor is gone. `code` is negative for a signal; `last_words` ends its log."""
+
+    code: int
+    at_s: float
+    last_words: str
+
+
+class Beat(_Message, frozen=True, kw_only=True):
+    """Liveness from the supervisor, with the executor's last reported progress."""
+
+    step: int
+    instruction: int
+
+
+# --- executor -> coordinator
+
+
+class Ready(_Message, frozen=True, kw_only=True):
+    """The executor can be deployed to. Peers reach its transport at `port`."""
+
+    port: int
+    dataset_digest: str
+    num_samples: int
+
+
+class StoreOpened(_Message, frozen=True, kw_only=True):
+    """The store of this generation listens at `port`."""
+
+    generation: int
+    port: int
+
+
+class Trouble(_Message, frozen=True, kw_only=True):
+    """The executor saw something break. A hint only: the verdict is the coordinator's."""
+
+    generation: int
+    what: str
+    at_s: float
+
+
+class Settled(_Message, frozen=True, kw_only=True):
+    """The executor left its generation and says which state it holds.
+
+    `version` counts the completed steps, `voted` those whose vote it saw complete (it then has
+    the reduced gradients of step `voted - 1` and `record` of it). `layouts` lists the generations
+    whose layout it can continue from.
+    """
+
+    generation: int
+    version: int
+    voted: int
+    updates: int
+    """Optimizer updates applied by `version` (skipped steps do not count)."""
+    record: StepRecord | None
+    layouts: tuple[int, ...]
+    noticed_s: float
+
+
+class Joined(_Message, frozen=True, kw_only=True):
+    """Groups are built and state is in place; `hashes` maps a shard's name to its digest."""
+
+    generation: int
+    hashes: dict[str, str]
+    moved_bytes: int
+
+
+class StepDone(_Message, frozen=True, kw_only=True):
+    """One iteration is committed on this rank."""
+
+    generation: int
+    record: StepRecord
+
+
+class Finished(_Message, frozen=True, kw_only=True):
+    """The executor completed the last step of the job."""
+
+    generation: int
+    version: int
+
+
+class Injected(_Message, frozen=True, kw_only=True):
+    """A fault of the job file is about to hit this rank (sent just before SIGKILL)."""
+
+    kind: str
+    step: int
+    instruction: int
+    at_s: float
+
+
+# --- coordinator -> supervisor or executor
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    """The first message to a supervisor: the run's directory and the job (resolved TOML)."""
+
+    run_dir: str
+    job: str
+
+
+class Start(_Message, frozen=True, kw_only=True):
+    """The first message to an executor, from its supervisor."""
+
+    rank: int
+    job: str
+    fired_injections: tuple[int, ...] = ()
+
+
+class Close(_Message, frozen=True, kw_only=True):
+    """Leave the running generation and settle for `generation`."""
+
+    generation: int
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """The version that all survivors settle on, and how to roll forward to it."""
+
+    version: int
+    updates: int
+    record: StepRecord | None
+
+
+class Deploy(_Message, frozen=True, kw_only=True):
+    """A verified plan and how to get there from the layout of generation `base`."""
+
+    generation: int
+    plan: str
+    previous_plan: str | None
+    base: int
+    commit: Commit
+    peers: dict[int, int]
+    """Transport port of each active rank."""
+    key: bytes
+    """Authenticates the transport connections of this generation."""
+    store_rank: int
+
+
+class StoreAt(_Message, frozen=True, kw_only=True):
+    """The store of `generation` listens at `port` of the loopback interface."""
+
+    generation: int
+    port: int
+
+
+class Go(_Message, frozen=True, kw_only=True):
+    """Everybody joined: drop older layouts and run."""
+
+    generation: int
+
+
+class Fence(_Message, frozen=True, kw_only=True):
+    """The supervisor must SIGKILL its executor."""
+
+    reason: str
+
+
+class Stop(_Message, frozen=True, kw_only=True):
+    """The job is over; everybody ends with `exit_code`."""
+
+    reason: str
+    exit_code: int
+
+
+# --- operator <-> coordinator
+
+
+class KillRank(_Message, frozen=True, kw_only=True):
+    """`resihp kill`: SIGKILL the executor of `rank`."""
+
+    rank: int
+
+
+class Reply(_Message, frozen=True, kw_only=True):
+    """The operator's request was carried out."""
+
+    text: str
+
+
+class Refused(_Message, frozen=True, kw_only=True):
+    """The operator's request cannot be carried out; `text` says why."""
+
+    text: str
+
+
+Message = (
+    Hello
+    | AskStop
+    | ExecutorStarted
+    | ExecutorExited
+    | Beat
+    | Ready
+    | StoreOpened
+    | Trouble
+    | Settled
+    | Joined
+    | StepDone
+    | Finished
+    | Injected
+    | Welcome
+    | Start
+    | Close
+    | Deploy
+    | StoreAt
+    | Go
+    | Fence
+    | Stop
+    | KillRank
+    | Reply
+    | Refused
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+_T = TypeVar("_T")
+
+
+def encode(message: object) -> bytes:
+    """A message (or handshake Struct) as bytes."""
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes) -> Message:
+    """The message in `payload`; FrameError where it is none."""
+    try:
+        return _decoder.decode(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise FrameError(f"not a message of the side channel: {error}") from error
+
+
+def decode_as(payload: bytes, kind: type[_T]) -> _T:
+    """A handshake Struct in `payload`; FrameError where it is none."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise FrameError(f"not a {kind.__name__} frame: {error}") from error

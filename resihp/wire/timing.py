@@ -1,0 +1,47 @@
+"""Every timeout of the control plane, derived from the one knob `detect_within_s`."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Timing"]
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, all from `[job] detect_within_s`."""
+
+    beat_s: float
+    """Period of beats and of the supervisor's look at its executor."""
+    stopped_s: float
+    """An executor that the kernel shows as stopped this long is fenced."""
+    silent_s: float
+    """A supervisor that sends nothing this long is counted as lost."""
+    handshake_s: float
+    start_s: float
+    """All executors must be ready by then (importing torch takes seconds)."""
+    settle_s: float
+    """A survivor must leave its generation within this time, or is fenced."""
+    join_s: float
+    """All survivors must have built groups and moved state within this time."""
+    collective_s: float
+    """Bound of a collective when no verdict comes; larger than all of the above but start."""
+    stalled_s: float
+    """No finished step for this long (or ten times the longest one) ends the job."""
+    grace_s: float
+    """From a polite end to SIGKILL."""
+
+    @classmethod
+    def from_detect_within(cls, detect_within_s: float) -> Timing:
+        """The whole table for one value of the knob."""
+        return cls(
+            beat_s=detect_within_s / 5,
+            stopped_s=detect_within_s / 2,
+            silent_s=max(5 * detect_within_s, 5.0),
+            handshake_s=max(5 * detect_within_s, 5.0),
+            start_s=180.0,
+            settle_s=max(10 * detect_within_s, 10.0),
+            join_s=max(30 * detect_within_s, 30.0),
+            collective_s=max(60 * detect_within_s, 60.0),
+            stalled_s=max(120 * detect_within_s, 120.0),
+            grace_s=max(2 * detect_within_s, 2.0),
+        )

@@ -1,0 +1,11 @@
+"""What the executor's tests share; its helper modules lie beside it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)

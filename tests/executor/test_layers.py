@@ -1,0 +1,113 @@
+"""Each layer function on its own, in fp64, against numeric or plain gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import dense_attention
+from reference import rotate as plain_rotate
+
+from resihp.executor.attention import document_attention
+from resihp.executor.layers import linear, rms_norm, rope_table, rotate, swiglu
+from resihp.executor.weight_grads import EmbeddingEntry, LinearEntry, WeightGradStore
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_linear_gradients_are_numeric_ones():
+    """dx from B, and dW from W, equal finite differences."""
+    x_TI, w_OI = leaf(5, 3), leaf(4, 3)
+    assert torch.autograd.gradcheck(
+        lambda x: linear(x, w_OI.detach(), "w", WeightGradStore()), (x_TI,)
+    )
+    store = WeightGradStore()
+    linear(x_TI, w_OI.detach(), "w", store).square().sum().backward()
+    (expected,) = torch.autograd.grad((x_TI @ w_OI.t()).square().sum(), w_OI)
+    torch.testing.assert_close(store.compute()["w"], expected)
+
+
+def test_rms_norm_gradients_are_numeric_ones():
+    """dx by finite differences, dw by autograd on the formula."""
+    x_TD, w_D = leaf(5, 6), leaf(6)
+    assert torch.autograd.gradcheck(
+        lambda x: rms_norm(x, w_D.detach(), "w", WeightGradStore(), 1e-5), (x_TD,)
+    )
+    store = WeightGradStore()
+    rms_norm(x_TD, w_D.detach(), "w", store, 1e-5).pow(3).sum().backward()
+    plain_TD = x_TD * torch.rsqrt(x_TD.pow(2).mean(-1, keepdim=True) + 1e-5) * w_D
+    (expected,) = torch.autograd.grad(plain_TD.pow(3).sum(), w_D)
+    torch.testing.assert_close(store.compute()["w"], expected)
+
+
+def test_swiglu_gradients_are_numeric_ones():
+    """Both inputs, though silu is not kept."""
+    assert torch.autograd.gradcheck(swiglu, (leaf(4, 3), leaf(4, 3)))
+
+
+def test_rotation_gradients_are_numeric_ones():
+    """B turns the gradient back by the same angles."""
+    cos_T1e, sin_T1e = rope_table(torch.arange(5), 4, 100.0, torch.float64)
+    assert torch.autograd.gradcheck(lambda x: rotate(x, cos_T1e, sin_T1e), (leaf(5, 2, 4),))
+
+
+def test_rotation_pairs_the_halves_of_a_head():
+    """The pairing of Hugging Face's LLaMA: channel i with channel i + E/2."""
+    positions_T = torch.tensor([0, 1, 2, 0, 1])
+    x_THE = torch.randn(5, 2, 8)
+    cos_T1e, sin_T1e = rope_table(positions_T, 8, 10000.0, torch.float32)
+    assert torch.equal(rotate(x_THE, cos_T1e, sin_T1e), plain_rotate(x_THE, positions_T, 10000.0))
+
+
+def test_scores_depend_on_relative_positions_only():
+    """What rotary positions are for: q·k is the same when both move on by the same amount."""
+    q, k = torch.randn(2, 1, 1, 8, dtype=torch.float64)
+
+    def score(at_q: int, at_k: int) -> torch.Tensor:
+        turned = [
+            rotate(x, *rope_table(torch.tensor([at]), 8, 10000.0, torch.float64))
+            for x, at in ((q, at_q), (k, at_k))
+        ]
+        return (turned[0] * turned[1]).sum()
+
+    # Angles are fp32, as in the checkpoints' own code, hence the tolerance.
+    torch.testing.assert_close(score(7, 3), score(27, 23), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cu_seqlens", [(0, 12), (0, 5, 12), (0, 1, 2, 9, 12)])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_document_attention_equals_the_dense_masked_form(cu_seqlens, num_kv_heads):
+    """Outputs and gradients equal softmax over the whole window with a block-diagonal mask."""
+    inputs = leaf(12, 4, 8), leaf(12, num_kv_heads, 8), leaf(12, num_kv_heads, 8)
+    dy_THE = torch.randn(12, 4, 8, dtype=torch.float64)
+    ours, dense = document_attention(*inputs, cu_seqlens), dense_attention(*inputs, cu_seqlens)
+    torch.testing.assert_close(ours, dense)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, inputs, dy_THE), torch.autograd.grad(dense, inputs, dy_THE)
+    )
+
+
+def test_embedding_gradient_adds_the_rows_of_equal_tokens():
+    """A token that occurs twice gets both rows, one that does not occur gets zero."""
+    dx_TD = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    grad_VD = EmbeddingEntry("e", torch.tensor([2, 0, 2]), dx_TD, 4).compute()
+    assert grad_VD.tolist() == [[10.0, 20.0], [0.0, 0.0], [101.0, 202.0], [0.0, 0.0]]
+
+
+def test_a_store_is_empty_after_w_and_refuses_a_weight_used_twice():
+    """Sharing a weight between layers is not what this store is for, and it says so."""
+    store = WeightGradStore()
+    entry = LinearEntry("w", torch.ones(2, 3), torch.ones(2, 4))
+    store.push(entry)
+    assert store.compute().keys() == {"w"}
+    assert store.compute() == {}
+    store.push(entry)
+    store.push(entry)
+    with pytest.raises(AssertionError, match="two entries"):
+        store.compute()
