@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from resihp.compiler import adapt, facts_of, initial_plan, schedule_order
     from resihp.config import load as load_config
     from resihp.errors import ResihpError
-    from resihp.ir import expand, parse, print_plan, verify
+    from resihp.ir.expand import expand
+    from resihp.ir.parser import parse
+    from resihp.ir.printer import print_plan
+    from resihp.ir.verify import verify
 
 __version__ = "0.1.0"
 
@@ -37,14 +40,14 @@ __all__ = [
 _HOME = {
     "ResihpError": ("resihp.errors", "ResihpError"),
     "adapt": ("resihp.compiler", "adapt"),
-    "expand": ("resihp.ir", "expand"),
+    "expand": ("resihp.ir.expand", "expand"),
     "facts_of": ("resihp.compiler", "facts_of"),
     "initial_plan": ("resihp.compiler", "initial_plan"),
     "load_config": ("resihp.config", "load"),
-    "parse": ("resihp.ir", "parse"),
-    "print_plan": ("resihp.ir", "print_plan"),
+    "parse": ("resihp.ir.parser", "parse"),
+    "print_plan": ("resihp.ir.printer", "print_plan"),
     "schedule_order": ("resihp.compiler", "schedule_order"),
-    "verify": ("resihp.ir", "verify"),
+    "verify": ("resihp.ir.verify", "verify"),
 }
 
 

@@ -12,7 +12,7 @@ from resihp.ir.facts import StageFacts
 from resihp.ir.model import GroupName, Instr, Op, Plan
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The plan cannot run, or computes something wrong."""
 
 
@@ -35,16 +35,16 @@ class Machine:
     def need(self, *things: tuple[str, tuple[int, int]]) -> None:
         for thing in things:
             if thing not in self.have:
-                raise Refused(f"{self.name} at {self.at}: no {thing}")
+                raise RefusedError(f"{self.name} at {self.at}: no {thing}")
 
     def make(self, what: str, micro_batch: tuple[int, int]) -> None:
         if (what, micro_batch) in self.have:
-            raise Refused(f"{self.name} at {self.at}: {what} of {micro_batch} twice")
+            raise RefusedError(f"{self.name} at {self.at}: {what} of {micro_batch} twice")
         self.have.add((what, micro_batch))
 
 
 def run(plan: Plan) -> None:
-    """Run `plan` to the end; raise `Refused` where it fails, hangs or leaves work undone."""
+    """Run `plan` to the end; raise `RefusedError` where it fails, hangs or leaves work undone."""
     machines = {
         GroupName(replica, stream.stage): Machine(
             plan, GroupName(replica, stream.stage), stream.body
@@ -62,11 +62,11 @@ def run(plan: Plan) -> None:
                 moved = True
     for machine in machines.values():
         if machine.at < len(machine.body):
-            raise Refused(f"{machine.name} hangs at {machine.at}")
+            raise RefusedError(f"{machine.name} hangs at {machine.at}")
         if not (machine.reduced and machine.stepped):
-            raise Refused(f"{machine.name} never reduced or stepped")
+            raise RefusedError(f"{machine.name} never reduced or stepped")
     if any(channels.values()):
-        raise Refused("messages are left over")
+        raise RefusedError("messages are left over")
     _all_done(plan, machines)
 
 
@@ -77,7 +77,7 @@ def _all_done(plan: Plan, machines: dict[GroupName, Machine]) -> None:
             for number in range(plan.batch.microbatches):
                 ops = sorted(op for op, micro_batch in done if micro_batch == (home, number))
                 if ops not in ([Op.F, Op.B, Op.W], [Op.F, Op.BW]):
-                    raise Refused(f"stage {stage} ran {ops} of {number}@{home}")
+                    raise RefusedError(f"stage {stage} ran {ops} of {number}@{home}")
 
 
 def _step(
@@ -91,12 +91,12 @@ def _step(
     if op in (Op.REDUCE_GRADS, Op.STEP):
         return _meet(machine, machines, op)
     if machine.reduced:
-        raise Refused("work after reduce_grads")
+        raise RefusedError("work after reduce_grads")
     assert instr.microbatch is not None
     home = machine.name.replica if instr.home is None else instr.home
     micro_batch = (home, instr.microbatch)
     if home >= plan.mesh.dp or instr.microbatch >= plan.batch.microbatches:
-        raise Refused("no such micro-batch")
+        raise RefusedError("no such micro-batch")
     if op in (Op.F, Op.B, Op.W, Op.BW):
         _compute(machine, op, micro_batch)
         return True
@@ -131,20 +131,20 @@ def _transfer(
     forward = (kind == "act") == (verb in ("send", "scatter"))
     peer = GroupName(machine.name.replica, machine.name.stage + (1 if forward else -1))
     if peer not in machines:
-        raise Refused(f"{machine.name} has no {peer}")
+        raise RefusedError(f"{machine.name} has no {peer}")
     tp_here, tp_there = (machine.plan.group(*name).tp for name in (machine.name, peer))
     if verb == "scatter":
         machine.need((f"output {kind}", micro_batch))
         if machine.plan.batch.tokens % max(tp_here, tp_there):
-            raise Refused("unequal chunks")
+            raise RefusedError("unequal chunks")
         machine.make(f"chunks of {kind}", micro_batch)
         if (f"sent {kind}", micro_batch) in machine.have:
-            raise Refused("scatter after send")
+            raise RefusedError("scatter after send")
     elif verb == "send":
         machine.need((f"output {kind}", micro_batch))
         cut = (f"chunks of {kind}", micro_batch) in machine.have
         if not cut and tp_here != tp_there:
-            raise Refused("whole tensor between unequal degrees")
+            raise RefusedError("whole tensor between unequal degrees")
         machine.make(f"sent {kind}", micro_batch)
         channels.setdefault((machine.name, peer), []).append(Message(kind, micro_batch, cut))
     elif verb == "recv":
@@ -153,7 +153,7 @@ def _transfer(
             return False
         message = queue.pop(0)
         if message[:2] != (kind, micro_batch):
-            raise Refused(f"{machine.name} takes {message} for {micro_batch}")
+            raise RefusedError(f"{machine.name} takes {message} for {micro_batch}")
         _used_later(machine, kind, micro_batch)
         machine.make("received chunks of" if message.cut else f"input {kind}", micro_batch)
         machine.have.add((f"received {kind} {message.cut}", micro_batch))
@@ -168,19 +168,19 @@ def _transfer(
 def _used_later(machine: Machine, kind: str, micro_batch: tuple[int, int]) -> None:
     uses = (Op.F,) if kind == "act" else (Op.B, Op.BW)
     if any((op, micro_batch) in machine.done for op in uses):
-        raise Refused("received after use")
+        raise RefusedError("received after use")
 
 
 def _meet(machine: Machine, machines: dict[GroupName, Machine], op: Op) -> bool:
     others = [m for m in machines.values() if op is Op.STEP or m.name.stage == machine.name.stage]
     if op is Op.REDUCE_GRADS:
         if machine.reduced:
-            raise Refused("reduces twice")
+            raise RefusedError("reduces twice")
         came = [m.reduced or _is_at(m, op) for m in others]
         machine.reduced = all(came)
         return machine.reduced
     if machine.stepped or not machine.reduced or machine.at != len(machine.body) - 1:
-        raise Refused("step is misplaced")
+        raise RefusedError("step is misplaced")
     machine.stepped = all(m.stepped or _is_at(m, op) for m in others)
     return machine.stepped
 

@@ -1,0 +1,81 @@
+"""`resihp fmt`: plans in the canonical formatting."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resihp.cli.plan_files import name_of_file, parse_text, read_text, report
+from resihp.errors import UserError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    parser.add_argument("files", nargs="+", metavar="PLAN", help="plan file, or - for stdin")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("-w", "--write", action="store_true", help="rewrite the files in place")
+    mode.add_argument("--check", action="store_true", help="name the files that would change")
+    mode.add_argument("--diff", action="store_true", help="show what would change")
+    parser.epilog = (
+        "Without an option the formatted text goes to standard output. "
+        "Exit status: 0 done, 1 would change (--check, --diff) or not a plan, 2 unreadable file."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Format each file; comments and order of lines stay."""
+    if args.files.count("-") > 1 or (args.write and "-" in args.files):
+        raise UserError("standard input can be read once only, and not be written in place")
+    return max(_format_one(path, args) for path in args.files)
+
+
+def _format_one(path: str, args: argparse.Namespace) -> int:
+    from resihp.ir.printer import format_text
+
+    text = read_text(path)
+    parsed = parse_text(text, path)
+    if isinstance(parsed, tuple):
+        report(parsed, text, path)
+        return 1
+    formatted = format_text(parsed)
+    if args.write:
+        _write(path, text, formatted)
+    elif args.check:
+        if formatted != text:
+            print(f"{name_of_file(path)}: would change")
+    elif args.diff:
+        _print_diff(path, text, formatted)
+    else:
+        sys.stdout.write(formatted)
+    return 1 if (args.check or args.diff) and formatted != text else 0
+
+
+def _write(path: str, text: str, formatted: str) -> None:
+    if formatted == text:
+        return
+    try:
+        Path(path).write_text(formatted, encoding="utf-8", newline="\n")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot write {path}: {reason}") from None
+    print(f"{path}: formatted", file=sys.stderr)
+
+
+def _print_diff(path: str, text: str, formatted: str) -> None:
+    import difflib
+
+    name = name_of_file(path)
+    lines = difflib.unified_diff(
+        text.splitlines(keepends=True),
+        formatted.splitlines(keepends=True),
+        fromfile=name,
+        tofile=f"{name} (formatted)",
+    )
+    for line in lines:
+        sys.stdout.write(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")

@@ -1,0 +1,57 @@
+"""Reading plans named on the command line, and telling what is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resihp.errors import PlanSyntaxError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resihp.ir.diagnostics import Diagnostic
+    from resihp.ir.source import Parsed
+
+__all__ = ["name_of_file", "parse_text", "read_text", "report"]
+
+
+def name_of_file(path: str) -> str:
+    """What `path` is called in messages: `-` is the standard input."""
+    return "<stdin>" if path == "-" else path
+
+
+def read_text(path: str) -> str:
+    """The text of a file or, for `-`, of the standard input.
+
+    Raises `UserError` if it cannot be read or is not UTF-8.
+    """
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot read {name_of_file(path)}: {reason}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start}"
+        raise UserError(f"{name_of_file(path)} is not UTF-8 text ({where})") from None
+
+
+def parse_text(text: str, path: str) -> Parsed | tuple[Diagnostic, ...]:
+    """The plan, or the faults that keep it from being read."""
+    from resihp.ir.parser import parse
+
+    try:
+        return parse(text, path=name_of_file(path))
+    except PlanSyntaxError as error:
+        return error.diagnostics
+
+
+def report(findings: Sequence[Diagnostic], text: str, path: str) -> None:
+    """Print findings to stderr, with the lines that they are about."""
+    from resihp.ir.parser import normalise
+    from resihp.ir.render import render_text
+
+    print(render_text(findings, normalise(text), name_of_file(path)), file=sys.stderr)
