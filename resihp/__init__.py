@@ -2,9 +2,9 @@
 
 The public names load their modules when first used, so `import resihp` costs nothing:
 
-    plan = resihp.parse(text)
-    findings = resihp.verify(plan)
-    smaller = resihp.adapt(plan, lost=[5], step=30)
+    parsed = resihp.parse(text)
+    findings = resihp.verify(parsed)
+    smaller = resihp.adapt(parsed.plan, lost=[5], step=30)
     print(resihp.print_plan(smaller))
 """
 

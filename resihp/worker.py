@@ -22,6 +22,7 @@ from resihp.monitor.planner import Planner
 from resihp.monitor.rendezvous import (
     Place,
     inherited,
+    inherited_from_launcher,
     listen,
     publish,
     read_place,
@@ -43,10 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="resihp.worker", description="Run one rank of a job.")
     parser.add_argument("job", help="the job file (TOML)")
     args = parser.parse_args(argv)
+    rank = -1
     try:
         job = load(args.job)
         rank = _rank(os.environ, job)
         return asyncio.run(_run(job, rank))
+    except CoordinatorLost as error:
+        if inherited_from_launcher(os.environ):
+            return error.exit_code  # `resihp train` says it once for all ranks
+        print(f"resihp: error: rank {rank}: {error}", file=sys.stderr)
+        return error.exit_code
     except ResihpError as error:
         print(f"resihp: error: {error}", file=sys.stderr)
         return error.exit_code

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-from resihp.cli.plan_files import name_of_file, read_text
-from resihp.errors import PlanSyntaxError
+from resihp.cli.plan_files import parse_text, read_text, report
 
 if TYPE_CHECKING:
     import argparse
@@ -26,17 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw the plan, or list one rank's program."""
     from resihp.ir.expand import expand
-    from resihp.ir.parser import normalise, parse
-    from resihp.ir.render import render_text
     from resihp.ir.show import draw
 
     text = read_text(args.file)
-    name = name_of_file(args.file)
-    try:
-        plan = parse(text, path=name).plan
-    except PlanSyntaxError as error:
-        print(render_text(error.diagnostics, normalise(text), name), file=sys.stderr)
+    parsed = parse_text(text, args.file)
+    if isinstance(parsed, tuple):
+        report(parsed, text, args.file)
         return 1
+    plan = parsed.plan
     if args.rank is not None:
         print(_program(expand(plan, args.rank)), end="")
         return 0

@@ -34,7 +34,8 @@ def adapt(previous: Plan, lost: Iterable[int], step: int) -> Plan:
     Layers stay where they are. `previous` is a verified plan; ranks that it lost stay lost.
 
     Raises UserError for ranks that the job does not have, and NoFeasiblePlan when some state is
-    gone with its last holder, or the last replica has too few ranks or too little memory.
+    gone with its last holder, when no single group can give the last replica what it lacks (a
+    reshard line has one source), or when that replica has too few ranks or too little memory.
     """
     gone = frozenset(previous.lost) | _checked(lost, previous.mesh.world)
     alive = frozenset(range(previous.mesh.world)) - gone

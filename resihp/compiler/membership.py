@@ -114,8 +114,12 @@ def _seat(
     for source in state.sources(group.stage, group.replica):
         seats = _keepers(group.stage, own, tp, state, source)
         ranks = _filled(seats, group, own, pool, state, mesh)
-        if state.missing(group.stage, ranks) <= source.chunks:
-            return ranks, source.group
+        # Ascending members read better, where that moves no more.
+        for choice in (tuple(sorted(ranks)), ranks):
+            moves = state.missing(group.stage, choice)
+            no_more = len(moves) <= len(state.missing(group.stage, ranks))
+            if no_more and source.chunks.issuperset(moves):
+                return choice, source.group
     return None
 
 

@@ -48,14 +48,14 @@ class State:
         held_stage, chunks = self._held.get(rank, (stage, range(0)))
         return chunks if held_stage == stage else range(0)
 
-    def missing(self, stage: int, ranks: Sequence[int]) -> set[int]:
-        """Chunks that some member of a group `ranks` at `stage` is to hold and does not."""
-        return {
+    def missing(self, stage: int, ranks: Sequence[int]) -> list[int]:
+        """The chunk of each move that makes `ranks` a group at `stage`, member by member."""
+        return [
             chunk
             for index, rank in enumerate(ranks)
             for chunk in self.shard(index, len(ranks))
             if chunk not in self.held(rank, stage)
-        }
+        ]
 
     def sources(self, stage: int, own: int) -> list[Source]:
         """Groups that held `stage`: that of replica `own` first, then by replica."""

@@ -10,6 +10,8 @@ of the chunk that runs, and nothing of it can reach the next one.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -37,6 +39,7 @@ from resihp.wire.timing import Timing
 __all__ = ["Session", "Streams"]
 
 ABORT_RETRY_S = 0.25
+DUMP_AFTER_ATTEMPTS = 12
 _T = TypeVar("_T")
 
 
@@ -249,9 +252,13 @@ class Session:
                 future.exception()  # nobody may be waiting
         self._store = None  # wakes peers that still connect through it
         idle = asyncio.ensure_future(self._streams.idle())
-        while not idle.done():
+        for attempt in itertools.count(1):
             self._abort_groups()
             await asyncio.wait([idle], timeout=ABORT_RETRY_S)
+            if idle.done():
+                break
+            if attempt == DUMP_AFTER_ATTEMPTS:
+                faulthandler.dump_traceback(all_threads=True)  # where it hangs, into our log
         self._release_groups()
         self._streams.reset()
 

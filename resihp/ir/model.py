@@ -153,6 +153,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> GroupName:
+        """Where the group stands."""
         return GroupName(self.replica, self.stage)
 
     @property

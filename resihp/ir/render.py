@@ -46,7 +46,7 @@ def _render(diagnostic: Diagnostic, lines: list[str], where: str) -> str:
         parts.append(f"{at}: note: {place.message}\n")
         parts.append(_excerpt(place.span, lines, gutter))
     if diagnostic.hint is not None:
-        parts.append(f"{' ' * gutter}  = hint: {diagnostic.hint}\n")
+        parts.append(f"{' ' * gutter} = hint: {diagnostic.hint}\n")
     return "".join(parts)
 
 

@@ -15,6 +15,7 @@ __all__ = ["DEFAULT_WIDTH", "draw"]
 DEFAULT_WIDTH = 100
 _LETTERS = {Op.F: "F", Op.B: "B", Op.W: "W", Op.BW: "X"}
 _FOREIGN = "'"
+_MARGIN = len("  idle  ")
 
 
 class _Row(NamedTuple):
@@ -36,12 +37,10 @@ def draw(plan: Plan, *, width: int = DEFAULT_WIDTH) -> str:
     rows = _merge(plan, lanes, timeline, length)
     cell = 1 + max((len(cell) for row in rows for cell in row.cells), default=2)
     label = max((len(row.name) for row in rows), default=0)
-    per_band = max(1, (width - label - 2 - len("  100%")) // cell)
+    per_band = max(1, (width - label - _MARGIN) // cell)
     parts = [_title(plan, timeline)]
     for start in range(0, length, per_band):
-        end = min(start + per_band, length)
-        last = end == length
-        parts.append(_band(rows, start, end, cell, label, with_idle=last))
+        parts.append(_band(rows, range(start, min(start + per_band, length)), cell, label))
     parts.append(_legend(plan, lanes))
     if timeline.stuck:
         parts.append(_stuck(timeline, lanes))
@@ -98,15 +97,13 @@ def _cell(letter: str, micro_batch: MicroBatch, replica: int, digits: int) -> st
     return f"{letter}{micro_batch.number:0{digits}d}{foreign}"
 
 
-def _band(rows: list[_Row], start: int, end: int, cell: int, label: int, *, with_idle: bool) -> str:
-    """Columns `start .. end - 1` of all rows under a ruler that counts in fives."""
-    marks = (f"{unit:<{cell}}" if unit % 5 == 0 else " " * cell for unit in range(start, end))
-    head = f"{'':<{label}}  {''.join(marks)}"
-    lines = [f"{head}{'idle' if with_idle else ''}".rstrip()]
+def _band(rows: list[_Row], units: range, cell: int, label: int) -> str:
+    """Some columns of all rows, under a ruler that counts in fives."""
+    marks = (f"{unit:<{cell}}" if unit % 5 == 0 else " " * cell for unit in units)
+    lines = [f"{'':<{label}}  idle  {''.join(marks)}".rstrip()]
     for row in rows:
-        cells = "".join(f"{text:<{cell}}" for text in row.cells[start:end])
-        idle = f"{row.idle:4.0%}" if with_idle else ""
-        lines.append(f"{row.name:<{label}}  {cells}{idle}".rstrip())
+        cells = "".join(f"{row.cells[unit]:<{cell}}" for unit in units)
+        lines.append(f"{row.name:<{label}}  {row.idle:4.0%}  {cells}".rstrip())
     return "\n".join(lines) + "\n"
 
 

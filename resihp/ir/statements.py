@@ -45,22 +45,32 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 class Version(msgspec.Struct, frozen=True):
+    """`plan 1`."""
+
     number: int
 
 
 class Schedule(msgspec.Struct, frozen=True):
+    """`schedule 1f1b`: how the streams were made, for information."""
+
     name: str
 
 
 class Memory(msgspec.Struct, frozen=True):
+    """`memory 16GiB`: the capacity of one device."""
+
     num_bytes: int
 
 
 class Standby(msgspec.Struct, frozen=True):
+    """`standby 8,9`: healthy ranks without a group."""
+
     ranks: tuple[int, ...]
 
 
 class Lost(msgspec.Struct, frozen=True):
+    """`lost 5`: ranks that are gone for good."""
+
     ranks: tuple[int, ...]
 
 

@@ -44,6 +44,12 @@ class Launcher:
             await self._end_all()
         if self._signal is not None:
             return 128 + self._signal
+        if code < 0:
+            print(
+                f"resihp: error: the coordinator (rank 0's supervisor) ended with signal {-code}; "
+                "this version does not replace it, so the job is over",
+                file=sys.stderr,
+            )
         return code if code >= 0 else 128 - code
 
     def _start(self) -> None:

@@ -17,13 +17,14 @@ from pathlib import Path
 import msgspec
 
 from resihp.errors import AuthError, UserError
-from resihp.wire.auth import SECRET_BYTES, new_secret
+from resihp.wire.auth import SECRET_BYTES, masked_repr, new_secret
 
 __all__ = [
     "LOOPBACK",
     "Place",
     "Rendezvous",
     "inherited",
+    "inherited_from_launcher",
     "listen",
     "publish",
     "read_place",
@@ -43,6 +44,9 @@ class Place(msgspec.Struct, frozen=True):
 
     port: int
     secret: bytes
+
+    def __repr__(self) -> str:
+        return masked_repr(self, "secret")
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
@@ -64,9 +68,14 @@ def secret_file(secret: bytes) -> int:
     return fd
 
 
+def inherited_from_launcher(env: Mapping[str, str]) -> bool:
+    """Whether `resihp train` started us."""
+    return SECRET_FD in env
+
+
 def inherited(env: Mapping[str, str]) -> Rendezvous | None:
     """What `resihp train` handed down, None where somebody else started us."""
-    if SECRET_FD not in env:
+    if not inherited_from_launcher(env):
         return None
     secret_fd = int(env[SECRET_FD])
     secret = os.pread(secret_fd, SECRET_BYTES, 0)

@@ -28,6 +28,7 @@ __all__ = [
     "Seal",
     "ServerHandshake",
     "derive_key",
+    "masked_repr",
     "new_secret",
 ]
 
@@ -73,6 +74,15 @@ def new_secret() -> bytes:
 def derive_key(secret: bytes, purpose: str) -> bytes:
     """A key for one purpose (such as one generation) that does not reveal `secret`."""
     return hmac.digest(secret, b"resihp-key\0" + purpose.encode(), hashlib.sha256)
+
+
+def masked_repr(struct: msgspec.Struct, *secret_fields: str) -> str:
+    """The usual repr of `struct`, which may reach a log, without the values of its secrets."""
+    shown = (
+        f"{name}={'<secret>' if name in secret_fields else repr(getattr(struct, name))}"
+        for name in struct.__struct_fields__
+    )
+    return f"{type(struct).__name__}({', '.join(shown)})"
 
 
 def _proof(secret: bytes, side: bytes, challenge: Challenge, server_nonce: bytes) -> bytes:

@@ -25,7 +25,13 @@ from resihp.wire.framing import (
 )
 from resihp.wire.messages import Message, decode, decode_as, encode
 
-__all__ = ["Channel", "accept_handshake", "connect_handshake", "read_frame"]
+__all__ = [
+    "Channel",
+    "accept_handshake",
+    "connect_handshake",
+    "connection_lost",
+    "read_frame",
+]
 
 
 async def read_frame(reader: asyncio.StreamReader, *, limit_bytes: int) -> bytes | None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from resihp.errors import FrameError
+from resihp.wire.auth import masked_repr
 
 __all__ = [
     "AskStop",
@@ -225,6 +226,9 @@ class Deploy(_Message, frozen=True, kw_only=True):
     """Authenticates the transport connections of this generation."""
     store_rank: int
 
+    def __repr__(self) -> str:
+        return masked_repr(self, "key")
+
 
 class StoreAt(_Message, frozen=True, kw_only=True):
     """The store of `generation` listens at `port` of the loopback interface."""
@@ -302,6 +306,8 @@ Message = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises on bytes that are not of the schema; the last on endless nesting."""
 _T = TypeVar("_T")
 
 
@@ -314,7 +320,7 @@ def decode(payload: bytes) -> Message:
     """The message in `payload`; FrameError where it is none."""
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except _MALFORMED as error:
         raise FrameError(f"not a message of the side channel: {error}") from error
 
 
@@ -322,5 +328,5 @@ def decode_as(payload: bytes, kind: type[_T]) -> _T:
     """A handshake Struct in `payload`; FrameError where it is none."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except _MALFORMED as error:
         raise FrameError(f"not a {kind.__name__} frame: {error}") from error

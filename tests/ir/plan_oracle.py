@@ -132,7 +132,7 @@ def _transfer(
     peer = GroupName(machine.name.replica, machine.name.stage + (1 if forward else -1))
     if peer not in machines:
         raise RefusedError(f"{machine.name} has no {peer}")
-    tp_here, tp_there = (machine.plan.group(*name).tp for name in (machine.name, peer))
+    tp_here, tp_there = (_degree(machine.plan, name) for name in (machine.name, peer))
     if verb == "scatter":
         machine.need((f"output {kind}", micro_batch))
         if machine.plan.batch.tokens % max(tp_here, tp_there):
@@ -165,6 +165,10 @@ def _transfer(
     return True
 
 
+def _degree(plan: Plan, name: GroupName) -> int:
+    return next(len(group.ranks) for group in plan.groups if group.name == name)
+
+
 def _used_later(machine: Machine, kind: str, micro_batch: tuple[int, int]) -> None:
     uses = (Op.F,) if kind == "act" else (Op.B, Op.BW)
     if any((op, micro_batch) in machine.done for op in uses):
@@ -192,8 +196,7 @@ def _is_at(machine: Machine, op: Op) -> bool:
 def peak_bytes(plan: Plan, name: GroupName, facts: StageFacts) -> int:
     """Peak of one stream with a ledger that is updated instruction by instruction.
 
-    Only for plans whose transfers are direct, without send buffers (`boundary_bytes` of 0 is not
-    needed: receive buffers are counted, sends are compared elsewhere).
+    For direct transfers; buffers of posted sends are left out.
     """
     body = next(
         s.body for s in plan.streams if s.stage == name.stage and name.replica in s.replicas

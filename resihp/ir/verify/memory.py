@@ -56,8 +56,8 @@ def check_memory(
         if sizes.state_bytes > capacity:
             span = parsed.groups[parsed.plan.groups.index(lane.group)]
             message = (
-                f"the state of {name} takes {_size(sizes.state_bytes)} on each of ranks "
-                f"{spell_numbers(lane.group.ranks)}; the device has {_size(capacity)}"
+                f"the state of {name} takes {_size(sizes.state_bytes)} on "
+                f"{_on(lane)}; the device has {_size(capacity)}"
             )
             findings.add("RHP602", span, message, replica=name.replica)
             continue
@@ -83,15 +83,19 @@ def _check_lane(
         return
     at = totals.index(peak)
     text = _mnemonic(lane, at)
-    ranks = spell_numbers(lane.group.ranks)
     findings.add(
         "RHP601",
         parsed.streams[lane.stream].span(at),
-        f"{lane.name} needs {_size(peak)} on each of ranks {ranks} at `{text}`; the device has "
+        f"{lane.name} needs {_size(peak)} on {_on(lane)} at `{text}`; the device has "
         f"{_size(capacity)}",
         hint=f"alive here: {_alive(spans, at, sizes.state_bytes)}",
         replica=lane.name.replica,
     )
+
+
+def _on(lane: Lane) -> str:
+    ranks = spell_numbers(lane.group.ranks)
+    return f"rank {ranks}" if lane.group.tp == 1 else f"each of ranks {ranks}"
 
 
 def _mnemonic(lane: Lane, index: int) -> str:

@@ -11,12 +11,16 @@ __all__ = ["MAX_INSTRUCTIONS", "MAX_WORLD", "check_ranges", "check_sizes"]
 
 MAX_WORLD = 1 << 20
 """Largest mesh that is verified, in ranks."""
+MAX_LAYERS = 1 << 16
 MAX_INSTRUCTIONS = 1 << 25
 """Most instructions, counted once per replica, that are verified."""
 
 
 def check_sizes(parsed: Parsed, findings: Findings) -> None:
-    """RHP108. Everything after this may rely on positive sizes and a bounded mesh."""
+    """RHP108, and RHP102 for streams that list more replicas than there are.
+
+    Everything after this may rely on positive sizes and a bounded amount of work.
+    """
     plan = parsed.plan
     for keyword, struct in (("model", plan.model), ("mesh", plan.mesh), ("batch", plan.batch)):
         line = parsed.statement(keyword)
@@ -39,6 +43,12 @@ def check_sizes(parsed: Parsed, findings: Findings) -> None:
             parsed.attribute(line, "hidden"),
             f"a hidden size of {model.hidden} does not divide into {model.heads} heads",
         )
+    if model.layers > MAX_LAYERS:
+        findings.add(
+            "RHP108",
+            parsed.attribute(line, "layers"),
+            f"the model has {model.layers} layers; at most {MAX_LAYERS} are verified",
+        )
     if mesh.world > MAX_WORLD:
         findings.add(
             "RHP108",
@@ -51,6 +61,18 @@ def check_sizes(parsed: Parsed, findings: Findings) -> None:
             parsed.statement("plan"),
             f"the streams hold more than {MAX_INSTRUCTIONS} instructions",
         )
+    _check_stream_lengths(parsed, findings)
+
+
+def _check_stream_lengths(parsed: Parsed, findings: Findings) -> None:
+    num_replicas = parsed.plan.mesh.dp
+    for stream, source in zip(parsed.plan.streams, parsed.streams, strict=True):
+        if len(stream.replicas) > num_replicas:
+            findings.add(
+                "RHP102",
+                parsed.attribute(source.head, "dp"),
+                f"the stream lists {len(stream.replicas)} replicas; the mesh has {num_replicas}",
+            )
 
 
 def _num_instructions(plan: Plan) -> int:
@@ -121,12 +143,15 @@ def _check_groups(parsed: Parsed, findings: Findings) -> None:
 
 def _check_streams(parsed: Parsed, findings: Findings) -> None:
     seen: dict[GroupName, int] = {}
-    for index, stream in enumerate(parsed.plan.streams):
+    plan = parsed.plan
+    for index, stream in enumerate(plan.streams):
         head = parsed.streams[index].head
         listed_here: set[int] = set()
         for replica in stream.replicas:
             name = GroupName(replica, stream.stage)
-            _check_place(parsed, findings, head, name)
+            if replica >= plan.mesh.dp or stream.stage >= plan.mesh.pp:
+                _check_place(parsed, findings, head, name)
+                break
             first = seen.setdefault(name, index)
             if first != index:
                 findings.add(

@@ -1,0 +1,138 @@
+"""Sizes against what the executor really keeps: shapes, live storages, sums of gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_cases import plan_of
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from resihp.compiler import facts_of
+from resihp.compiler.facts import num_parameters, peak_partials, stage_facts
+from resihp.config import ModelConfig
+from resihp.executor.gradients import GradientTree
+from resihp.executor.init import initial_parameters
+from resihp.executor.packing import MicroBatch as Tokens
+from resihp.executor.shards import local_shape, tensor_names
+from resihp.executor.stage import Stage
+from resihp.executor.tp import SingleMember
+from resihp.ir.lanes import MicroBatch
+from resihp.ir.model import Batch, GroupName, LayerRange
+
+CONFIG = ModelConfig(
+    hidden_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=56,
+    vocab_size=272,
+)
+SHAPE = CONFIG.shape("tiny")
+NUM_TOKENS = 64
+RANGES = [LayerRange(0, 3), LayerRange(0, 1), LayerRange(1, 2), LayerRange(2, 3)]
+in_ranges = pytest.mark.parametrize("layers", RANGES, ids=str)
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of what was made while it is active and somebody still holds (views make nothing)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in given:
+                ref = StorageWeakRef(made.untyped_storage())
+                self._made[ref.cdata] = (ref, made.untyped_storage().nbytes())
+        return result
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for ref, size in self._made.values() if not ref.expired())
+
+
+def packed(num_segments: int) -> Tokens:
+    """A window of documents of equal length."""
+    length = NUM_TOKENS // num_segments
+    return Tokens(
+        sample_id=0,
+        num_targets=NUM_TOKENS,
+        input_ids_T=torch.arange(NUM_TOKENS),
+        targets_T=torch.arange(NUM_TOKENS),
+        position_ids_T=torch.arange(NUM_TOKENS) % length,
+        cu_seqlens=tuple(range(0, NUM_TOKENS + 1, length)),
+    )
+
+
+@in_ranges
+@pytest.mark.parametrize("tp", [1, 2])
+def test_parameters_are_those_of_the_executor(layers, tp):
+    """The sum over the executor's own local shapes."""
+    shapes = [local_shape(CONFIG, n, tp) for n in tensor_names(CONFIG, layers.first, layers.last)]
+    assert num_parameters(SHAPE, layers, tp) == sum(map(math.prod, shapes))
+
+
+@in_ranges
+def test_activations_are_those_that_a_real_stage_keeps(layers):
+    """After F and after B of packed documents, to a few scalars."""
+    facts = stage_facts(SHAPE, Batch(microbatches=1, tokens=NUM_TOKENS), layers, 1, 1)
+    names = tensor_names(CONFIG, layers.first, layers.last)
+    parameters = initial_parameters(CONFIG, names, seed=1, degree=1, index=0)
+    stage = Stage(CONFIG, layers.first, layers.last, SingleMember(), parameters)
+    tokens = packed(num_segments=4)
+    with Storages() as storages:
+        x_TD = None if stage.has_embedding else torch.randn(NUM_TOKENS, CONFIG.hidden_size)
+        stage.forward((0, 0), tokens, x_TD, loss_scale=1.0)
+        del x_TD
+        after_f = storages.num_bytes
+        dy_TD = None if stage.has_head else torch.randn(NUM_TOKENS, CONFIG.hidden_size)
+        stage.backward_input((0, 0), dy_TD)
+        del dy_TD
+        after_b = storages.num_bytes
+    left_by_b = facts.activation_bytes - facts.released_by_b_bytes + facts.weight_input_grad_bytes
+    assert after_f == pytest.approx(facts.activation_bytes, abs=16)
+    assert after_b == pytest.approx(left_by_b, abs=16)
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.randoms())
+def test_sums_alive_are_those_of_the_executors_tree(num_replicas, num_microbatches, random):
+    """In any order of W the most partial sums alive are what the real tree holds."""
+    done = [MicroBatch(h, n) for h in range(num_replicas) for n in range(num_microbatches)]
+    random.shuffle(done)
+    done = done[: random.randint(1, len(done))]
+    tree, peak = GradientTree(num_replicas, num_microbatches), 0
+    for home, number in done:
+        peak = max(peak, tree.num_partials + 1)
+        tree.add(home, number, {"w": torch.zeros(1)})
+    assert peak_partials(done, num_microbatches) == peak
+
+
+@given(st.integers(1, 200))
+def test_in_order_the_sums_grow_with_the_logarithm(num_microbatches):
+    """At most log2 of the micro-batches and one."""
+    done = [MicroBatch(0, number) for number in range(num_microbatches)]
+    assert peak_partials(done, num_microbatches) <= math.ceil(math.log2(num_microbatches)) + 1
+
+
+def test_halving_the_degree_nearly_doubles_the_state():
+    """Whole tables and norms aside."""
+    batch = Batch(microbatches=1, tokens=8)
+    whole, half = (stage_facts(SHAPE, batch, LayerRange(1, 2), tp, 2) for tp in (1, 2))
+    assert 1.9 < whole.state_bytes / half.state_bytes <= 2.0
+    assert whole.boundary_bytes == half.boundary_bytes == 8 * 48 * 4
+
+
+def test_every_group_has_its_sizes():
+    """The first and last stages are not those of the middle."""
+    sizes = facts_of(plan_of(pp=3)).stages
+    assert set(sizes) == {GroupName(r, s) for r in range(2) for s in range(3)}
+    assert sizes[GroupName(0, 0)].state_bytes > sizes[GroupName(0, 1)].state_bytes
+    assert sizes[GroupName(0, 2)].activation_bytes > sizes[GroupName(0, 1)].activation_bytes

@@ -1,0 +1,218 @@
+"""Small jobs that are run for real: real processes, real gloo, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DEADLINE_S = 50.0
+TAG = "RESIHP_TEST"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job file with few settings; the model and the corpus are tiny."""
+
+    steps: int = 10
+    tp: int = 2
+    pp: int = 2
+    dp: int = 2
+    schedule: str = "zb-h1"
+    kills: tuple[tuple[int, int], ...] = ()
+    """(rank, step), each in the middle of the rank's program."""
+    at: int | None = None
+    """Instruction of every kill instead of the middle."""
+
+    @property
+    def world(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def write(self, folder: Path, corpus: Path) -> Path:
+        place = "" if self.at is None else f"instruction = {self.at}\n"
+        injections = "".join(
+            f'[[inject]]\nkind = "kill"\nrank = {rank}\nstep = {step}\n{place}'
+            for rank, step in self.kills
+        )
+        path = folder / "job.toml"
+        path.write_text(
+            f"""
+[job]
+name = "e2e"
+steps = {self.steps}
+runs_dir = "{folder / "runs"}"
+[model]
+hidden_size = 32
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 2
+intermediate_size = 64
+vocab_size = 258
+[parallel]
+tp = {self.tp}
+pp = {self.pp}
+dp = {self.dp}
+schedule = "{self.schedule}"
+[batch]
+microbatches = 4
+tokens = 64
+[data]
+source = "{corpus}"
+[optimizer]
+lr = 3e-3
+warmup_steps = 2
+{injections}"""
+        )
+        return path
+
+
+@dataclass
+class Run:
+    """A job that runs or has run."""
+
+    process: subprocess.Popen[str]
+    runs_dir: Path
+    output: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.output)
+
+    @property
+    def dir(self) -> Path:
+        (path,) = self.runs_dir.iterdir()
+        return path
+
+    def rows(self, name: str) -> list[dict[str, object]]:
+        lines = (self.dir / f"{name}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def events(self, kind: str) -> list[dict[str, object]]:
+        return [row for row in self.rows("events") if row["event"] == kind]
+
+    def losses(self) -> list[float]:
+        return [float(str(row["loss"])) for row in self.rows("metrics")]
+
+    def executor_pid(self, rank: int) -> int:
+        (row,) = [row for row in self.events("executor_started") if row["rank"] == rank]
+        return int(str(row["pid"]))
+
+    def supervisor_pid(self, rank: int) -> int:
+        return parent_of(self.executor_pid(rank))
+
+    def read_until(self, stop: Callable[[str], bool]) -> None:
+        """Read lines of the console until one fulfils `stop` (or the job ends)."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line)
+            if stop(line):
+                return
+
+    def read_to_step(self, step: int) -> None:
+        self.read_until(lambda line: line.startswith(f"step {step:4d} "))
+
+    def finish(self) -> int:
+        """Read the rest and wait for the end; the exit code."""
+        self.read_until(lambda _: False)
+        return self.process.wait(DEADLINE_S)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def descendants(pid: int) -> set[int]:
+    """All live processes below `pid`."""
+    parents = {
+        int(entry.name): parent_of(int(entry.name))
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and (entry / "stat").exists()
+    }
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def tagged(value: str) -> set[int]:
+    """All processes whose environment carries our tag."""
+    entry = f"{TAG}={value}".encode()
+    found = set[int]()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if entry in environ.read_bytes().split(b"\0"):
+                found.add(int(environ.parent.name))
+    return found
+
+
+def train_command(job: Path) -> list[str]:
+    return [sys.executable, "-m", "resihp", "train", str(job)]
+
+
+def torchrun_command(job: Path, world: int) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={world}",
+        "-m",
+        "resihp.worker",
+        str(job),
+    ]
+
+
+def wait_gone(pids: set[int], within_s: float = 10.0) -> set[int]:
+    """Those of `pids` that still run after at most `within_s`."""
+    deadline = time.monotonic() + within_s
+    while (left := {pid for pid in pids if alive(pid)}) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def running(command: Sequence[str], folder: Path) -> Iterator[Run]:
+    """A job in the background; whatever of it is left at the end is killed, and is a failure."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, TAG: str(folder)},
+        start_new_session=True,
+    )
+    run = Run(process, folder / "runs")
+    try:
+        yield run
+    finally:
+        process.kill()
+        process.wait()
+        left = wait_gone(tagged(str(folder)))
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+    assert not left, f"processes left behind: {left}\n{run.text}"
+
+
+def complete(job: Job, folder: Path, corpus: Path, *, torchrun: bool = False) -> tuple[int, Run]:
+    """Run a job to its end; exit code and what it left."""
+    path = job.write(folder, corpus)
+    command = torchrun_command(path, job.world) if torchrun else train_command(path)
+    with running(command, folder) as run:
+        code = run.finish()
+    return code, run

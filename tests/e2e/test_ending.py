@@ -1,0 +1,153 @@
+"""How jobs end: signals, kills by hand, losses that nothing can carry, bad launches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import Job, complete, descendants, running, train_command, wait_gone
+
+pytestmark = pytest.mark.timeout(120)
+
+PAIR = Job(steps=500, tp=1, pp=1, dp=2)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_whole_job_in_order(
+    number: signal.Signals, code: int, tmp_path: Path, corpus: Path
+) -> None:
+    """Ctrl-C and SIGTERM: summary printed, 128 + signal returned, no process left."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(2)
+        family = descendants(run.process.pid)
+        run.process.send_signal(number)
+        assert run.finish() == code
+        assert not wait_gone(family, within_s=0.5)
+    assert f"stopped by {number.name}" in run.text
+    assert "Traceback" not in run.text
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, corpus: Path) -> None:
+    """Two times Ctrl-C: 130, and the kernel has taken everything with it."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(2)
+        family = descendants(run.process.pid)
+        # Stopped supervisors cannot end in order, so only the second signal can end the job.
+        for rank in range(2):
+            os.kill(run.supervisor_pid(rank), signal.SIGSTOP)
+        run.process.send_signal(signal.SIGINT)
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 130
+        assert not wait_gone(family)
+
+
+def test_a_signal_during_the_start_ends_the_job(tmp_path: Path, corpus: Path) -> None:
+    """Ctrl-C while the executors still import torch."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_until(lambda line: line.startswith("run directory"))
+        family = descendants(run.process.pid)
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 130
+        assert not wait_gone(family)
+
+
+def test_a_dead_launcher_takes_the_job_with_it(tmp_path: Path, corpus: Path) -> None:
+    """SIGKILL of `resihp train` leaves no supervisor and no executor behind."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(1)
+        family = descendants(run.process.pid)
+        assert len(family) == 4
+        run.process.kill()
+        assert not wait_gone(family)
+
+
+def test_kill_by_hand_costs_one_rank_only(tmp_path: Path, corpus: Path) -> None:
+    """`resihp kill --rank 1` on a running job: it goes on with the other replica."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(2)
+        kill = [sys.executable, "-m", "resihp", "kill", "--rank", "1", "--run", str(run.dir)]
+        done = subprocess.run(kill, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        run.read_until(lambda line: line.startswith("! lost rank 1"))
+        again = subprocess.run(kill, capture_output=True, text=True, check=False)
+        assert again.returncode == 2
+        assert again.stderr == "resihp: error: rank 1 is not alive; alive ranks: [0]\n"
+        run.process.send_signal(signal.SIGINT)
+        run.finish()
+    assert "1 of 1 failures survived" in run.text
+
+
+def test_a_stopped_executor_is_fenced(tmp_path: Path, corpus: Path) -> None:
+    """SIGSTOP: a hung rank is killed by its supervisor before the others go on."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(2)
+        pid = run.executor_pid(1)
+        os.kill(pid, signal.SIGSTOP)
+        run.read_until(lambda line: line.startswith("! lost rank 1"))
+        assert not wait_gone({pid})
+        run.process.send_signal(signal.SIGINT)
+        run.finish()
+    assert "1 of 1 failures survived" in run.text
+
+
+def test_a_dead_supervisor_costs_its_rank_only(tmp_path: Path, corpus: Path) -> None:
+    """The kernel kills the executor with its supervisor, and the others go on."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(2)
+        executor = run.executor_pid(1)
+        os.kill(run.supervisor_pid(1), signal.SIGKILL)
+        run.read_until(lambda line: line.startswith("! lost rank 1"))
+        assert not wait_gone({executor})
+        run.process.send_signal(signal.SIGINT)
+        run.finish()
+    assert "1 of 1 failures survived" in run.text
+
+
+def test_a_dead_coordinator_ends_the_job(tmp_path: Path, corpus: Path) -> None:
+    """In this version the coordinator is not replaced: the job ends, and says so once."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(2)
+        family = descendants(run.process.pid)
+        os.kill(run.supervisor_pid(0), signal.SIGKILL)
+        assert run.finish() == 137
+        assert not wait_gone(family)
+    assert run.text.count("resihp: error: ") == 1
+
+
+def test_a_loss_that_no_plan_can_carry_stops_all_with_one_sentence(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Both holders of a shard are gone: exit code 4, the reason, and the newest state."""
+    job = Job(steps=6, tp=1, pp=2, dp=1, kills=((1, 2),))
+    code, run = complete(job, tmp_path, corpus)
+    assert code == 4
+    sentences = [line for line in run.output if "no plan can carry the loss of rank 1" in line]
+    assert len(sentences) == 1
+    assert "layers 2..3" in sentences[0]
+    assert "ewest complete state" in sentences[0]
+    assert "Traceback" not in run.text
+
+
+def test_a_broken_job_file_is_one_error_and_no_process(tmp_path: Path, corpus: Path) -> None:
+    """Key, value and nearest valid choice; exit code 2; no traceback, no run directory."""
+    job = PAIR.write(tmp_path, corpus)
+    job.write_text(job.read_text().replace("dp = 2", "dp = 2\npipe = 3"))
+    done = subprocess.run(train_command(job), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pipe" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_wrong_number_of_workers_is_refused(tmp_path: Path, corpus: Path) -> None:
+    """torchrun with another world than the job needs: the error names the right flag."""
+    job = PAIR.write(tmp_path, corpus)
+    env = {**os.environ, "RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+    command = [sys.executable, "-m", "resihp.worker", str(job)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2
+    assert "--nproc-per-node=2" in done.stderr

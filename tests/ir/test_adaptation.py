@@ -1,0 +1,182 @@
+"""From one plan to the next: who needs which state, where it comes from, what may not happen."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from plan_build import make_plan
+
+from resihp.ir.model import Group, GroupName, LayerRange, Plan, Reshard
+from resihp.ir.parser import parse
+from resihp.ir.printer import print_plan
+from resihp.ir.reshard import ShardMove, transfers
+from resihp.ir.verify import verify
+
+BEFORE = make_plan(tp=2, dp=2)
+"""Ranks 0,1 | 2,3 of replica 0 and 4,5 | 6,7 of replica 1."""
+LAST = LayerRange(4, 7)
+
+
+def after(
+    *,
+    degrees: dict[GroupName, int] | None = None,
+    ranks: dict[GroupName, tuple[int, ...]] | None = None,
+    lost: tuple[int, ...] = (),
+    reshards: tuple[Reshard, ...] = (),
+) -> Plan:
+    """BEFORE with other groups; ranks that are left over become standby."""
+    plan = make_plan(tp=2, dp=2, degrees=degrees)
+    groups = tuple(
+        msgspec.structs.replace(group, ranks=(ranks or {}).get(group.name, group.ranks))
+        for group in plan.groups
+    )
+    used = {rank for group in groups for rank in group.ranks} | set(lost)
+    standby = tuple(rank for rank in range(plan.mesh.world) if rank not in used)
+    return msgspec.structs.replace(
+        plan, groups=groups, standby=standby, lost=lost, reconfigure=reshards
+    )
+
+
+def codes(plan: Plan, previous: Plan = BEFORE) -> list[str]:
+    return [finding.code for finding in verify(parse(print_plan(plan)), previous=previous)]
+
+
+SHRUNK = {GroupName(1, 1): 1}
+SHRINK = Reshard(layers=LAST, source=GroupName(0, 1), target=GroupName(1, 1))
+
+
+def shrunk(**changes) -> Plan:
+    """Rank 7 is lost, rank 6 becomes the only member of dp1.pp1."""
+    return after(degrees=SHRUNK, **{"lost": (7,), "reshards": (SHRINK,), **changes})
+
+
+def test_a_shrunken_group_takes_the_other_half_from_its_peer():
+    """Rank 6 held chunk 0 of each layer; chunk 1 comes from rank 3."""
+    assert codes(shrunk()) == []
+    assert transfers(BEFORE, shrunk()) == tuple(
+        ShardMove(layer=layer, chunk=1, num_chunks=2, source=3, target=6) for layer in range(4, 8)
+    )
+
+
+def test_a_standby_rank_gets_everything():
+    """A rank that held nothing also gets the tensors that are not sharded."""
+    before = after(degrees=SHRUNK)
+    plan = after(
+        degrees=SHRUNK,
+        ranks={GroupName(1, 1): (7,)},
+        lost=(6,),
+        reshards=(SHRINK,),
+    )
+    assert codes(plan, before) == []
+    moves = transfers(before, plan)
+    assert [move for move in moves if move.layer == 4] == [
+        ShardMove(layer=4, chunk=0, num_chunks=1, source=2, target=7, replicated=True),
+        ShardMove(layer=4, chunk=0, num_chunks=2, source=2, target=7),
+        ShardMove(layer=4, chunk=1, num_chunks=2, source=3, target=7),
+    ]
+
+
+def test_nothing_moves_without_a_change():
+    """The same layout needs no reconfigure block."""
+    assert codes(BEFORE) == []
+    assert transfers(BEFORE, BEFORE) == ()
+
+
+@pytest.mark.parametrize(
+    ("plan", "code"),
+    [
+        (shrunk(reshards=()), "RHP801"),
+        (shrunk(reshards=(SHRINK, SHRINK)), "RHP802"),
+        (
+            shrunk(reshards=(msgspec.structs.replace(SHRINK, source=GroupName(0, 0)),)),
+            "RHP803",
+        ),
+        (shrunk(reshards=(msgspec.structs.replace(SHRINK, source=GroupName(1, 1)),)), "RHP804"),
+        (
+            shrunk(
+                reshards=(
+                    SHRINK,
+                    msgspec.structs.replace(
+                        SHRINK, layers=LayerRange(3, 7), target=GroupName(0, 1)
+                    ),
+                )
+            ),
+            "RHP805",
+        ),
+        (
+            shrunk(reshards=(SHRINK, msgspec.structs.replace(SHRINK, target=GroupName(0, 1)))),
+            "RHP806",
+        ),
+    ],
+)
+def test_each_wrong_reconfiguration_has_its_code(plan, code):
+    """One finding, at the reshard line or at the group that lacks state."""
+    assert codes(plan) == [code]
+
+
+def test_a_lost_rank_stays_lost():
+    """A plan cannot bring back what the previous one has given up."""
+    assert codes(BEFORE, shrunk(reshards=())) == ["RHP807", "RHP801"]
+
+
+def test_the_advice_names_a_whole_source():
+    """The hint of missing state is a line that would bring it."""
+    (finding,) = verify(parse(print_plan(shrunk(reshards=()))), previous=BEFORE)
+    assert finding.hint == "`reshard layers=4..7 dp0.pp1 -> dp1.pp1` would"
+
+
+@pytest.mark.parametrize("field", ["model", "mesh", "batch"])
+def test_a_plan_follows_only_one_of_the_same_job(field):
+    """Another model, mesh or batch is another job."""
+    other = {
+        "model": msgspec.structs.replace(BEFORE.model, name="other"),
+        "mesh": msgspec.structs.replace(BEFORE.mesh, dp=3),
+        "batch": msgspec.structs.replace(BEFORE.batch, tokens=32),
+    }
+    previous = msgspec.structs.replace(BEFORE, **{field: other[field]})
+    assert codes(BEFORE, previous) == ["RHP808"]
+
+
+def test_without_a_previous_plan_only_the_targets_are_checked():
+    """What a source held cannot be known; that the target takes the layers can."""
+    plan = shrunk(reshards=(msgspec.structs.replace(SHRINK, layers=LayerRange(2, 5)),))
+    found = verify(parse(print_plan(plan)))
+    assert [finding.code for finding in found] == ["RHP805"]
+
+
+def pieces(group: Group, plan: Plan) -> dict[int, set[tuple[int, int]]]:
+    """(layer, eighth) of the state of every rank, the slow way: eighths of a layer."""
+    del plan
+    return {
+        rank: {
+            (layer, eighth)
+            for layer in range(group.layers.first, group.layers.last + 1)
+            for eighth in range(8)
+            if eighth * group.tp // 8 == index
+        }
+        for index, rank in enumerate(group.ranks)
+    }
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.permutations((1, 2, 4), 2)))
+def test_every_member_ends_with_exactly_its_shard(old, new):
+    """Held before plus moved covers what the new layout needs; nothing held is moved again."""
+    at = GroupName(1, 0)
+    before = make_plan(tp=4, dp=2, degrees={at: old})
+    line = Reshard(layers=LayerRange(0, 3), source=GroupName(0, 0), target=at)
+    plan = msgspec.structs.replace(make_plan(tp=4, dp=2, degrees={at: new}), reconfigure=(line,))
+    assert verify(parse(print_plan(plan)), previous=before) == []
+    held = {rank: p for g in before.groups for rank, p in pieces(g, before).items()}
+    needed = {rank: p for g in plan.groups for rank, p in pieces(g, plan).items()}
+    given = {rank: set(p) for rank, p in held.items()}
+    for move in transfers(before, plan):
+        if move.replicated:
+            continue
+        width = 8 // move.num_chunks
+        moved = {(move.layer, move.chunk * width + eighth) for eighth in range(width)}
+        assert moved <= held[move.source]
+        assert not moved & given.get(move.target, set())
+        given.setdefault(move.target, set()).update(moved)
+    assert all(pieces <= given.get(rank, set()) for rank, pieces in needed.items())

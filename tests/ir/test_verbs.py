@@ -1,0 +1,151 @@
+"""`resihp verify`, `fmt` and `show` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from plan_build import make_plan
+
+from resihp.cli import main
+from resihp.ir.model import GroupName
+from resihp.ir.printer import print_plan
+
+
+@pytest.fixture
+def good(tmp_path):
+    path = tmp_path / "good.plan"
+    path.write_text(print_plan(make_plan(dp=2, tp=2, degrees={GroupName(1, 0): 1})))
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path, good):
+    path = tmp_path / "bad.plan"
+    path.write_text(good.read_text().replace("  scatter_act 2\n", ""))
+    return path
+
+
+def test_verify_of_good_plans_is_quiet_and_0(capsys, good):
+    """One line per file."""
+    assert main(["verify", str(good), str(good)]) == 0
+    assert capsys.readouterr().out == f"{good}: ok\n" * 2
+
+
+def test_verify_of_a_bad_plan_shows_the_place_and_is_1(capsys, bad):
+    """Text with a caret, then the count."""
+    assert main(["verify", str(bad)]) == 1
+    out = capsys.readouterr().out
+    assert "error[RHP410]: `send_act 2` needs `scatter_act 2` before it" in out
+    assert out.endswith(f"{bad}: 1 error\n")
+
+
+def test_verify_writes_json(capsys, bad):
+    """The same findings for programs."""
+    assert main(["verify", "--format", "json", str(bad)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    (finding,) = document["diagnostics"]
+    assert document["path"] == str(bad)
+    assert finding["code"] == "RHP410"
+    assert finding["span"] == {"line": finding["span"]["line"], "column": 3, "end_column": 13}
+
+
+def test_verify_of_what_is_no_plan_is_1(capsys, tmp_path):
+    """Syntax faults are findings like others."""
+    path = tmp_path / "no.plan"
+    path.write_text("plan 1\nnonsense\n")
+    assert main(["verify", str(path)]) == 1
+    assert "error[RHP001]: unknown statement `nonsense`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["verify", "fmt", "show"])
+def test_an_unreadable_file_is_2(capsys, tmp_path, verb):
+    """A missing file and one that is no text."""
+    assert main([verb, str(tmp_path / "missing.plan")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    binary = tmp_path / "binary.plan"
+    binary.write_bytes(b"plan 1\n\xff\xfe")
+    assert main([verb, str(binary)]) == 2
+    assert "is not UTF-8 text (byte 7)" in capsys.readouterr().err
+
+
+def test_an_unknown_transport_is_2(capsys, good):
+    """The known ones are listed."""
+    assert main(["verify", "--transport", "pair", str(good)]) == 2
+    assert "the verifier knows `edge`" in capsys.readouterr().err
+
+
+def test_verify_checks_memory_where_the_plan_has_a_capacity(capsys, tmp_path):
+    """The sizes come from the model line."""
+    path = tmp_path / "small.plan"
+    path.write_text(print_plan(make_plan(memory_bytes=1 << 20)))
+    assert main(["verify", str(path)]) == 1
+    assert "error[RHP602]" in capsys.readouterr().out
+    path.write_text(print_plan(make_plan(memory_bytes=1 << 30)))
+    assert main(["verify", str(path)]) == 0
+
+
+def test_verify_checks_the_reconfiguration_against_the_previous_plan(capsys, tmp_path, good):
+    """A group that shrank without a source is found only with --previous."""
+    before = tmp_path / "before.plan"
+    before.write_text(print_plan(make_plan(dp=2, tp=2)))
+    assert main(["verify", "--previous", str(before), str(good)]) == 1
+    assert "error[RHP801]: rank 4 of dp1.pp0 lacks state" in capsys.readouterr().out
+    assert main(["verify", str(good)]) == 0
+
+
+def test_verify_reads_stdin_without_torch_or_numpy(good):
+    """`-` is the standard input, and a cold start stays light."""
+    code = (
+        "import sys\nfrom resihp.cli import main\nstatus = main(['verify', '-'])\n"
+        "assert not {'torch', 'numpy', 'asyncio'} & sys.modules.keys()\nsys.exit(status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=good.read_bytes(), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"<stdin>: ok\n")
+
+
+def test_fmt_prints_checks_writes_and_diffs(capsys, good):
+    """The four ways, on a file with one blank too many."""
+    tidy = good.read_text()
+    ragged = tidy.replace("  F 0", "   F  0  # first", 1)
+    good.write_text(ragged)
+    expected = tidy.replace("  F 0", "  F 0  # first", 1)
+    assert main(["fmt", str(good)]) == 0
+    assert capsys.readouterr().out == expected
+    assert main(["fmt", "--check", str(good)]) == 1
+    assert capsys.readouterr().out == f"{good}: would change\n"
+    assert main(["fmt", "--diff", str(good)]) == 1
+    assert "-   F  0  # first\n+  F 0  # first\n" in capsys.readouterr().out
+    assert good.read_text() == ragged
+    assert main(["fmt", "-w", str(good)]) == 0
+    assert good.read_text() == expected
+    assert main(["fmt", "--check", str(good)]) == 0
+
+
+def test_fmt_leaves_what_is_no_plan_alone(capsys, tmp_path):
+    """Nothing is written, the fault is shown."""
+    path = tmp_path / "no.plan"
+    path.write_text("plan 1\nnonsense\n")
+    assert main(["fmt", "-w", str(path)]) == 1
+    assert path.read_text() == "plan 1\nnonsense\n"
+    assert "RHP001" in capsys.readouterr().err
+
+
+def test_show_draws_the_plan_or_lists_a_program(capsys, good):
+    """A picture, or one rank's instructions with their peers."""
+    assert main(["show", str(good)]) == 0
+    assert "dp1.pp0 tp=1" in capsys.readouterr().out
+    assert main(["show", "--rank", "4", str(good)]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0] == "rank 4: member 0 of 1 in dp1.pp0, layers 0..3, stage 0 of 2"
+    assert lines[1:5] == [
+        "  F 0",
+        "  scatter_act 0 2 chunks",
+        "  send_act 0 -> rank 6 chunk 0, rank 7 chunk 1 of 2",
+        "  F 1",
+    ]
+    assert main(["show", "--rank", "5", str(good)]) == 2
