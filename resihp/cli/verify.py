@@ -20,7 +20,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("files", nargs="+", metavar="PLAN", help="plan file, or - for stdin")
+    parser.add_argument("files", nargs="*", metavar="PLAN", help="plan file, or - for stdin")
     parser.add_argument(
         "--previous",
         metavar="PLAN",
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how messages queue: `edge` is one FIFO per directed rank pair (default)",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--explain", metavar="CODE", help="say what a code such as RHP501 means")
     parser.epilog = "Exit status: 0 no errors, 1 findings, 2 wrong use or unreadable file."
 
 
@@ -39,18 +40,38 @@ def run(args: argparse.Namespace) -> int:
     """Verify each file; 1 if any has errors."""
     from resihp.ir.verify import check_transport, has_errors
 
+    if args.explain is not None:
+        print(_explain(args.explain))
+        return 0
     check_transport(args.transport)
+    if not args.files:
+        raise UserError("which plan? Name a file, or - for the standard input")
     if [args.previous, *args.files].count("-") > 1:
         raise UserError("standard input can be read once only")
     previous = None if args.previous is None else _read_previous(args.previous)
-    status = 0
+    found: dict[str, Sequence[Diagnostic]] = {}
     for path in args.files:
         text = read_text(path)
-        findings = _findings(text, path, previous, args.transport)
-        if has_errors(findings):
-            status = 1
-        _print(findings, text, path, args.format)
-    return status
+        findings = found[name_of_file(path)] = _findings(text, path, previous, args.transport)
+        if args.format == "text":
+            _print(findings, text, path)
+    if args.format == "json":
+        from resihp.ir.render import render_json
+
+        print(render_json(found), end="")
+    return 1 if any(map(has_errors, found.values())) else 0
+
+
+def _explain(code: str) -> str:
+    from resihp.ir.codes import CODES, explain
+
+    text = explain(code.upper())
+    if text is None:
+        import difflib
+
+        near = difflib.get_close_matches(code.upper(), CODES, n=3, cutoff=0.5)
+        raise UserError(f"unknown code `{code}`; there are {', '.join(near or CODES)}")
+    return text
 
 
 def _read_previous(path: str) -> Plan:
@@ -74,14 +95,12 @@ def _findings(text: str, path: str, previous: Plan | None, transport: str) -> Se
     return verify(parsed, previous=previous, facts=facts_of, transport=transport)
 
 
-def _print(findings: Sequence[Diagnostic], text: str, path: str, form: str) -> None:
+def _print(findings: Sequence[Diagnostic], text: str, path: str) -> None:
     from resihp.ir.parser import normalise
-    from resihp.ir.render import render_json, render_text, summary
+    from resihp.ir.render import render_text, summary
 
     name = name_of_file(path)
-    if form == "json":
-        print(render_json(findings, name), end="")
-    elif findings:
+    if findings:
         print(render_text(findings, normalise(text), name))
         print(f"{name}: {summary(findings)}")
     else:

@@ -5,11 +5,12 @@ The verifier, the timeline and the picture all look at a plan this way.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
-from resihp.ir.model import Group, GroupName, Instr, Op, Plan
+from resihp.ir.model import Group, GroupName, Instr, LayerRange, Op, Plan
 
-__all__ = ["COMPUTE", "EDGES", "Edge", "Lane", "MicroBatch", "lanes_of", "name_of"]
+__all__ = ["COMPUTE", "EDGES", "Edge", "Lane", "MicroBatch", "alike", "lanes_of", "name_of"]
 
 COMPUTE = (Op.F, Op.B, Op.W, Op.BW)
 
@@ -93,11 +94,48 @@ class Lane:
         return min(found, default=None)
 
 
-def lanes_of(plan: Plan) -> dict[GroupName, Lane]:
+def lanes_of(plan: Plan, replicas: Collection[int] | None = None) -> dict[GroupName, Lane]:
     """The lane of every group that has a stream, by (replica, stage), stage by stage.
 
-    Where a group or a stream is given twice the first one counts.
+    Where a group or a stream is given twice the first one counts. `replicas` limits the lanes to
+    some replicas.
     """
+    groups, streams = _by_name(plan)
+    names = sorted(
+        (name for name in groups if name in streams and (replicas is None or name[0] in replicas)),
+        key=lambda name: (name.stage, name.replica),
+    )
+    return {name: Lane(groups[name], streams[name], plan) for name in names}
+
+
+def alike(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Replicas that do the same, by the first of them.
+
+    Alike are replicas with the same layers, TP degrees and instructions at every stage, that run
+    nobody else's micro-batches and whose own are run by nobody else. What holds for one of them
+    holds for all; on a large healthy job that is one instead of hundreds.
+    """
+    groups, streams = _by_name(plan)
+    stages: dict[int, list[tuple[int, int, LayerRange, int]]] = {}
+    for name in sorted(groups):
+        body = id(plan.streams[streams[name]].body) if name in streams else 0
+        group = groups[name]
+        stages.setdefault(name.replica, []).append((name.stage, group.tp, group.layers, body))
+    foreign = {
+        id(body): {instr.home for instr in body if instr.home is not None}
+        for body in {id(stream.body): stream.body for stream in plan.streams}.values()
+    }
+    foreign[0] = set()
+    visited = frozenset[int]().union(*foreign.values())
+    classes: dict[object, list[int]] = {}
+    for replica, held in stages.items():
+        alone = replica in visited or any(foreign[body] for *_, body in held)
+        classes.setdefault(replica if alone else tuple(held), []).append(replica)
+    return {members[0]: tuple(members) for members in classes.values()}
+
+
+def _by_name(plan: Plan) -> tuple[dict[GroupName, Group], dict[GroupName, int]]:
+    """The first group, and the index of the first stream, of each (replica, stage)."""
     groups: dict[GroupName, Group] = {}
     for group in plan.groups:
         groups.setdefault(group.name, group)
@@ -105,8 +143,7 @@ def lanes_of(plan: Plan) -> dict[GroupName, Lane]:
     for index, stream in enumerate(plan.streams):
         for replica in stream.replicas:
             streams.setdefault(GroupName(replica, stream.stage), index)
-    names = sorted(groups.keys() & streams.keys(), key=lambda name: (name.stage, name.replica))
-    return {name: Lane(groups[name], streams[name], plan) for name in names}
+    return groups, streams
 
 
 def name_of(micro_batch: MicroBatch, replica: int) -> str:

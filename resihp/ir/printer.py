@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from resihp.ir.model import Group, Plan
+from resihp.ir.model import Group, Instr, Plan
 from resihp.ir.source import Parsed
 from resihp.ir.statements import (
     Lost,
@@ -36,7 +36,7 @@ class _Line(NamedTuple):
 
 def print_plan(plan: Plan) -> str:
     """The canonical text of `plan`; `parse` gives the plan back."""
-    return "".join(_layout([*_header(plan), *_places(plan), *_streams(plan)]))
+    return "".join([*_layout([*_header(plan), *_places(plan)]), *_streams(plan)])
 
 
 def format_text(parsed: Parsed) -> str:
@@ -73,12 +73,18 @@ def _places(plan: Plan) -> Iterator[_Line]:
         yield _Line(("}",))
 
 
-def _streams(plan: Plan) -> Iterator[_Line]:
+def _streams(plan: Plan) -> Iterator[str]:
+    """The blocks as text; instructions and bodies repeat, so each is spelled once."""
+    lines: dict[Instr, str] = {}
+    bodies: dict[int, str] = {}
     for stream in plan.streams:
-        yield _Line()
-        yield _of(StreamHead(stream.replicas, stream.stage))
-        yield from (_Line((spell_instr(instr),), indent="  ") for instr in stream.body)
-        yield _Line(("}",))
+        if id(stream.body) not in bodies:
+            for instr in stream.body:
+                if instr not in lines:
+                    lines[instr] = f"  {spell_instr(instr)}\n"
+            bodies[id(stream.body)] = "".join([lines[instr] for instr in stream.body])
+        head = " ".join(columns_of(StreamHead(stream.replicas, stream.stage)))
+        yield f"\n{head} {{\n{bodies[id(stream.body)]}}}\n"
 
 
 def _of(statement: Statement) -> _Line:

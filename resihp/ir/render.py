@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -21,9 +21,9 @@ def render_text(diagnostics: Sequence[Diagnostic], text: str, path: str | None =
     return "\n".join(_render(diagnostic, lines, where) for diagnostic in diagnostics)
 
 
-def render_json(diagnostics: Sequence[Diagnostic], path: str | None = None) -> str:
-    """A JSON object with `path` and `diagnostics`; lines and columns count from 1."""
-    document = {"path": path, "diagnostics": list(diagnostics)}
+def render_json(findings: Mapping[str, Sequence[Diagnostic]]) -> str:
+    """A JSON array with `path` and `diagnostics` of each file; places count from 1."""
+    document = [{"path": path, "diagnostics": list(found)} for path, found in findings.items()]
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 import msgspec
 
 from resihp.ir.diagnostics import Span
 from resihp.ir.model import Plan
 
-__all__ = ["Parsed", "StreamSource", "source_line"]
+__all__ = ["Parsed", "StreamSource"]
 
 
 class StreamSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ class StreamSource(msgspec.Struct, frozen=True, kw_only=True):
         return Span(self.body_line + offset, column, end_column)
 
 
-class Parsed(msgspec.Struct, frozen=True, kw_only=True):
+class Parsed(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What `parse` returns: the plan, its text (newlines as `\\n`) and its places."""
 
     plan: Plan
@@ -42,22 +43,21 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[StreamSource, ...]
     """One per entry of `plan.streams`."""
 
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text line by line, split when first asked for."""
+        return self.text.split("\n")
+
     def statement(self, keyword: str) -> Span:
         """Place of the line that starts with `keyword`; the `plan` line where there is none."""
         return self.statements.get(keyword, self.statements["plan"])
 
     def attribute(self, span: Span, key: str) -> Span:
         """The `key=value` inside the line at `span`; `span` itself where it has none."""
-        line = source_line(self.text, span.line)
+        line = self.lines[span.line - 1]
         found = re.compile(rf"\b{key}\s*=\s*[^\s#]+(?:\s*,\s*[^\s#]+)*").search(
             line, span.column - 1
         )
         if found is None:
             return span
         return Span(span.line, found.start() + 1, found.end() + 1)
-
-
-def source_line(text: str, line: int) -> str:
-    """Line `line` (from 1) of `text`, without its newline; empty past the end."""
-    lines = text.split("\n", line)
-    return lines[line - 1] if line <= len(lines) else ""

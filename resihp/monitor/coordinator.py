@@ -113,7 +113,12 @@ class Coordinator:
     def disconnected(self, rank: int, now_s: float) -> list[Action]:
         """The supervisor of `rank` is gone, and with it (by the kernel) its executor."""
         self._now_s = now_s
-        if rank in self._alive and self.phase is not Phase.STOPPING:
+        if rank not in self._alive or self.phase is Phase.STOPPING:
+            pass
+        elif self.phase is Phase.STARTING:
+            self._alive.discard(rank)
+            self._stop(f"the supervisor of rank {rank} was gone before the start", 1)
+        else:
             self._lose(rank, "its supervisor is gone", "")
         return self._take()
 
@@ -176,8 +181,8 @@ class Coordinator:
                 self._broadcast(StoreAt(generation=message.generation, port=message.port))
             case Joined() if self._opens(message.generation):
                 self._on_joined(rank, message)
-            case StepDone() if message.generation == self.generation:
-                self._on_record(message.record)
+            case StepDone():  # a committed step counts, however late its report is
+                self._on_record(message.record, message.generation)
             case Finished() if message.generation == self.generation:
                 self._on_finished(rank)
             case _:
@@ -222,7 +227,8 @@ class Coordinator:
         self._alive.discard(rank)
         self._lost.append(rank)
         self._log("rank_lost", rank=rank, evidence=evidence, last_words=last_words)
-        if last_words and "signal" not in evidence:
+        self._reopenings = 0
+        if last_words.strip():
             self._say(f"rank {rank}: {last_words.strip().splitlines()[-1]}")
         if self.phase in (Phase.SETTLING, Phase.OPENING) and self.incidents:
             incident = self.incidents[-1]
@@ -264,7 +270,7 @@ class Coordinator:
         self._reopenings += 1
         self._log("reopen", reason=reason, attempt=self._reopenings)
         if self._reopenings > MAX_REOPENINGS:
-            self._stop(f"{reason}, {MAX_REOPENINGS} times in a row", 1)
+            self._stop(f"{reason}, {self._reopenings} times in a row", 1)
         else:
             self._close()
 
@@ -276,9 +282,11 @@ class Coordinator:
         self._settled[rank] = message
         if self._settled.keys() != self._alive:
             return
-        settlement = newest_version(self._settled.values())
+        settlement = newest_version(
+            self._settled.values(), self.records[-1] if self.records else None
+        )
         if settlement.record is not None:
-            self._on_record(settlement.record)
+            self._on_record(settlement.record, self._base)
         cause = "reopened"
         if self.incidents and self.incidents[-1].resumed_s is None:
             incident = self.incidents[-1]
@@ -296,7 +304,7 @@ class Coordinator:
         try:
             plan = self._make_plan(version)
         except NoFeasiblePlan as error:
-            self._stop(self._no_plan(str(error), version), NoFeasiblePlan.exit_code)
+            self._stop(self._no_plan(str(error)), NoFeasiblePlan.exit_code)
             return
         except PlanRejected as error:
             self._log("plan_rejected", findings=[d.code for d in error.diagnostics])
@@ -315,32 +323,31 @@ class Coordinator:
             return previous
         return self._planner.after_loss(previous, self._lost, version)
 
-    def _no_plan(self, why: str, version: int) -> str:
+    def _no_plan(self, why: str) -> str:
         return (
             f"no plan can carry the loss of {_plural_ranks(sorted(self._lost))}: {why}. "
-            f"Newest complete state: {self._newest_state(version)}."
+            f"Newest complete state: {self._newest_state()}."
         )
 
-    def _newest_state(self, version: int) -> str:
+    def _newest_state(self) -> str:
         if self._base_plan is None:
             return "none, the job had not begun"
-        return f"step {version} was held in memory only and is gone"
+        return f"step {len(self.records)} was held in memory only and is gone"
 
     def _deploy(
         self, plan: VerifiedPlan, version: int, record: StepRecord | None, updates: int
     ) -> None:
         self._enter(Phase.OPENING)
-        active = plan.plan.active_ranks
-        ports = {rank: self._ready[rank].port for rank in active}
         message = Deploy(
             generation=self.generation,
             plan=plan.text,
             previous_plan=self._base_plan.text if self._base_plan is not None else None,
             base=self._base,
             commit=Commit(version=version, updates=updates, record=record),
-            peers=ports,
+            # Standby ranks too: they may have shards to give away.
+            peers={rank: self._ready[rank].port for rank in sorted(self._alive)},
             key=derive_key(self._secret, f"generation {self.generation}"),
-            store_rank=min(active),
+            store_rank=min(plan.plan.active_ranks),
         )
         self._broadcast(message)
 
@@ -377,14 +384,14 @@ class Coordinator:
 
     # --- running
 
-    def _on_record(self, record: StepRecord) -> None:
+    def _on_record(self, record: StepRecord, generation: int) -> None:
         if record.step != len(self.records):
             assert record.step < len(self.records), "a step was skipped"
             return
         self.records.append(record)
         self._longest_step_s = max(self._longest_step_s, record.duration_s)
         self._last_step_s = self._now_s
-        self._actions.append(StepCommitted(record, self.generation))
+        self._actions.append(StepCommitted(record, generation))
 
     def _on_finished(self, rank: int) -> None:
         self._finished.add(rank)

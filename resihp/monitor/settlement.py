@@ -2,7 +2,8 @@
 
 A vote is complete on a rank only when every member contributed, and a member contributes only
 once its reduced gradients are complete. So whoever saw the vote of a step proves that all
-members can roll forward over it, and the newest such version has a source everywhere.
+members can roll forward over it, and the newest such version has a source everywhere. A rank
+that is lost may have said so before: what was reported as committed is never taken back.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     record: StepRecord | None
 
 
-def newest_version(states: Iterable[Settled]) -> Settlement:
-    """The newest version that every survivor holds or can roll forward to."""
+def newest_version(states: Iterable[Settled], reported: StepRecord | None) -> Settlement:
+    """The newest version that every survivor holds or can roll forward to.
+
+    `reported` is the newest step that any rank, lost or not, reported as committed.
+    """
     newest = max(states, key=lambda state: (max(state.version, state.voted), state.version))
-    version = max(newest.version, newest.voted)
+    version, record = max(newest.version, newest.voted), newest.record
+    if reported is not None and reported.step == version:
+        version, record = version + 1, reported
+    assert version <= newest.version + 1, "a vote was complete without the state before it"
     rolls_forward = version > newest.version
-    skipped = newest.record is not None and newest.record.skipped
+    skipped = record is not None and record.skipped
     updates = newest.updates + (1 if rolls_forward and not skipped else 0)
-    return Settlement(version=version, updates=updates, record=newest.record)
+    return Settlement(version=version, updates=updates, record=record)
 
 
 def differing_shards(joined: Mapping[int, Joined]) -> str:

@@ -221,7 +221,7 @@ class Deploy(_Message, frozen=True, kw_only=True):
     base: int
     commit: Commit
     peers: dict[int, int]
-    """Transport port of each active rank."""
+    """Transport port of each live rank, standby ones included."""
     key: bytes
     """Authenticates the transport connections of this generation."""
     store_rank: int

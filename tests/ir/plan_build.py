@@ -32,12 +32,13 @@ def make_plan(
     gone: Mapping[int, int] | None = None,
     scatter: bool = False,
     memory_bytes: int | None = None,
+    share: bool = False,
 ) -> Plan:
     """A valid plan.
 
     `split` uses B and W instead of BW; `degrees` gives groups fewer ranks than `tp` (the rest is
     standby); `gone` maps a lost replica to the one that runs its micro-batches; `scatter` cuts
-    transfers between equal degrees too.
+    transfers between equal degrees too; `share` writes one stream for replicas that do the same.
     """
     degrees, gone = degrees or {}, gone or {}
     mesh = Mesh(tp=tp, pp=pp, dp=dp)
@@ -75,10 +76,20 @@ def make_plan(
         mesh=mesh,
         batch=Batch(microbatches=microbatches, tokens=16),
         groups=groups,
-        streams=streams,
+        streams=_shared(streams) if share else streams,
         standby=standby,
         lost=lost,
         memory_bytes=memory_bytes,
+    )
+
+
+def _shared(streams: Sequence[Stream]) -> tuple[Stream, ...]:
+    replicas: dict[tuple[int, tuple[Instr, ...]], list[int]] = {}
+    for stream in streams:
+        replicas.setdefault((stream.stage, stream.body), []).extend(stream.replicas)
+    return tuple(
+        Stream(replicas=tuple(members), stage=stage, body=body)
+        for (stage, body), members in replicas.items()
     )
 
 

@@ -26,6 +26,8 @@ PLANS: dict[str, Plan] = {
     "scattered": make_plan(pp=2, tp=2, microbatches=3, scatter=True, order="gpipe"),
     "unequal": make_plan(pp=3, tp=2, microbatches=3, degrees={GroupName(0, 1): 1}),
     "dropped": make_plan(pp=2, dp=2, microbatches=2, gone={1: 0}, split=True),
+    "shared": make_plan(pp=2, dp=3, microbatches=3, share=True),
+    "shared-dropped": make_plan(pp=2, dp=4, microbatches=2, gone={2: 1}, share=True),
     "one-stage": make_plan(pp=1, dp=2, microbatches=3, split=True),
 }
 NUM_MUTANTS = 150

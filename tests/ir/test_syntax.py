@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from resihp.errors import PlanSyntaxError
@@ -207,10 +205,8 @@ def test_the_number_of_faults_is_bounded():
     ],
 )
 def test_hostile_text_is_refused_in_bounded_time(text):
-    """Limits are checked before the work that they limit (seconds, where unbounded is hours)."""
-    started = time.process_time()
+    """Limits are checked before the work that they limit: none of these runs into the timeout."""
     assert faults(text)
-    assert time.process_time() - started < 10
 
 
 def test_a_fault_is_rendered_with_its_line_and_caret():

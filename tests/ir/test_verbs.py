@@ -45,11 +45,20 @@ def test_verify_of_a_bad_plan_shows_the_place_and_is_1(capsys, bad):
 def test_verify_writes_json(capsys, bad):
     """The same findings for programs."""
     assert main(["verify", "--format", "json", str(bad)]) == 1
-    document = json.loads(capsys.readouterr().out)
+    (document,) = json.loads(capsys.readouterr().out)
     (finding,) = document["diagnostics"]
     assert document["path"] == str(bad)
     assert finding["code"] == "RHP410"
     assert finding["span"] == {"line": finding["span"]["line"], "column": 3, "end_column": 13}
+
+
+def test_verify_explains_a_code(capsys):
+    """The paragraph of the table; an unknown code is answered with near ones."""
+    assert main(["verify", "--explain", "rhp501"]) == 0
+    assert capsys.readouterr().out.startswith("RHP501: deadlock\n\nStreams wait for each other")
+    assert main(["verify", "--explain", "RHP509"]) == 2
+    assert "RHP501" in capsys.readouterr().err
+    assert main(["verify"]) == 2
 
 
 def test_verify_of_what_is_no_plan_is_1(capsys, tmp_path):

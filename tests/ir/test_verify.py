@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plan_build import make_plan
+from strategies import plans
 
-from resihp.errors import UserError
+from resihp.errors import PlanSyntaxError, UserError
 from resihp.ir.codes import CODES, explain
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.model import GroupName, Plan
@@ -252,7 +256,21 @@ CASES = [
 @pytest.mark.parametrize("mistake", CASES, ids=[case.code for case in CASES])
 def test_one_mistake_gives_its_code_at_its_line_and_little_else(mistake):
     """Each code is triggered by the mistake that it is about, without a cascade."""
-    assert sorted(findings(edit(mistake.base, *mistake.edits))) == list(mistake.expected)
+    text = edit(mistake.base, *mistake.edits)
+    assert sorted(findings(text)) == list(mistake.expected)
+
+
+@pytest.mark.parametrize("mistake", CASES, ids=[case.code for case in CASES])
+def test_the_caret_covers_the_statement_or_the_key_that_is_wrong(mistake):
+    """Columns are exact: a whole instruction or line without its brace, or one `key=value`."""
+    text = edit(mistake.base, *mistake.edits)
+    lines = text.split("\n")
+    for finding in verify(parse(text), facts=facts):
+        for span in (finding.span, *(related.span for related in finding.related)):
+            line = lines[span.line - 1]
+            covered = line[span.column - 1 : span.end_column - 1]
+            statement = line.removesuffix("{").strip()
+            assert covered == statement or covered in [w for w in line.split() if "=" in w]
 
 
 def test_a_micro_batch_cannot_change_replica():
@@ -373,3 +391,34 @@ def test_every_code_is_explained_and_tested():
 def test_absurd_sizes_do_not_stall_the_verifier(edits):
     """Work is bounded by the text, not by the numbers in it."""
     assert findings(edit(PIPE, *edits))
+
+
+@given(plans, st.none() | plans)
+@settings(max_examples=60, deadline=None)
+def test_no_plan_crashes_the_verifier(plan, previous):
+    """Whatever can be written down gets findings, not a traceback."""
+    verify(parse(print_plan(plan)), previous=previous, facts=facts)
+
+
+@given(st.data())
+@settings(max_examples=80, deadline=None)
+def test_a_plan_with_damaged_lines_never_crashes_the_verifier(data):
+    """Lines of a right plan deleted, doubled or with another number: findings or silence."""
+    lines = data.draw(st.sampled_from([PIPE, WIDE])).split("\n")
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(1, len(lines) - 1))
+        change = data.draw(st.sampled_from(["delete", "double", "number", "number"]))
+        if change == "delete":
+            del lines[at]
+        elif change == "double":
+            lines.insert(at, lines[at])
+        else:
+            number = str(data.draw(st.integers(0, 9)))
+            lines[at] = re.sub(r"\d+", number, lines[at], count=data.draw(st.integers(1, 3)))
+    try:
+        parsed = parse("\n".join(lines))
+    except PlanSyntaxError:
+        return
+    previous = parse(data.draw(st.sampled_from([PIPE, WIDE]))).plan
+    for finding in verify(parsed, previous=previous, facts=facts):
+        assert finding.code in CODES

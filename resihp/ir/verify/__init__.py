@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from resihp.errors import UserError
 from resihp.ir.diagnostics import Diagnostic, Severity
 from resihp.ir.facts import Facts
-from resihp.ir.lanes import lanes_of
+from resihp.ir.lanes import alike, lanes_of
 from resihp.ir.model import Plan
 from resihp.ir.source import Parsed
 from resihp.ir.verify.adaptation import check_adaptation, check_targets
@@ -61,7 +61,8 @@ def verify(
         return findings.sorted()
     check_ranges(parsed, findings)
     check_topology(parsed, findings)
-    lanes = lanes_of(parsed.plan)
+    findings.alike = alike(parsed.plan)
+    lanes = lanes_of(parsed.plan, findings.alike)
     work = check_once(parsed, lanes, findings)
     matched = check_dataflow(parsed, lanes, work, findings)
     check_channels(parsed, matched, findings)

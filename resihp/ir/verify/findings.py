@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from resihp.ir.diagnostics import Diagnostic, Related, Span
 from resihp.ir.statements import spell_numbers
 
@@ -16,6 +18,8 @@ class Findings:
     """Findings of one verification."""
 
     def __init__(self) -> None:
+        self.alike: Mapping[int, tuple[int, ...]] = {}
+        """Replicas that each replica stands for."""
         self._found: dict[_Key, Diagnostic] = {}
         self._replicas: dict[_Key, list[int]] = {}
 
@@ -42,7 +46,7 @@ class Findings:
                 code=code, message=message, span=span, related=related, hint=hint
             )
         if replica is not None:
-            self._replicas.setdefault(key, []).append(replica)
+            self._replicas.setdefault(key, []).extend(self.alike.get(replica, (replica,)))
 
     def __len__(self) -> int:
         return len(self._found)

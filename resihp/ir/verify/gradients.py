@@ -12,9 +12,14 @@ __all__ = ["check_gradients"]
 
 def check_gradients(parsed: Parsed, findings: Findings) -> None:
     """RHP701 to RHP705. One look per stream of the text; replicas that share it are alike."""
+    known: dict[int, tuple[list[int], list[int]]] = {}
     for stream, source in zip(parsed.plan.streams, parsed.streams, strict=True):
-        reduces = _indices(stream, Op.REDUCE_GRADS)
-        steps = _indices(stream, Op.STEP)
+        if id(stream.body) not in known:
+            known[id(stream.body)] = (
+                _indices(stream, Op.REDUCE_GRADS),
+                _indices(stream, Op.STEP),
+            )
+        reduces, steps = known[id(stream.body)]
         if not reduces:
             message = f"a stream of stage {stream.stage} never runs `reduce_grads`"
             findings.add("RHP701", source.head, message)

@@ -166,8 +166,15 @@ def _check_all_present(
     present: dict[tuple[int, int], set[int]] = {}
     for stage, micro_batch in work.places:
         present.setdefault((stage, micro_batch.home), set()).add(micro_batch.number)
+    stood_for = {
+        replica
+        for first, members in findings.alike.items()
+        for replica in members
+        if replica != first
+    }
+    homes = [home for home in range(plan.mesh.dp) if home not in stood_for]
     for stage, first in heads.items():
-        for home in range(plan.mesh.dp):
+        for home in homes:
             here = present.get((stage, home), set())
             total = plan.batch.microbatches - len(here)
             if not total:

@@ -90,10 +90,7 @@ def check_ranges(parsed: Parsed, findings: Findings) -> None:
 
 def _check_ranks(parsed: Parsed, findings: Findings) -> None:
     plan, world = parsed.plan, parsed.plan.mesh.world
-    lists = [
-        (parsed.attribute(span, "ranks"), group.ranks)
-        for span, group in zip(parsed.groups, plan.groups, strict=True)
-    ]
+    lists = [(span, group.ranks) for span, group in zip(parsed.groups, plan.groups, strict=True)]
     lists += [(parsed.statement("standby"), plan.standby), (parsed.statement("lost"), plan.lost)]
     for span, ranks in lists:
         wrong = [rank for rank in ranks if rank >= world]
@@ -101,7 +98,7 @@ def _check_ranks(parsed: Parsed, findings: Findings) -> None:
             verb = "is" if len(wrong) == 1 else "are"
             findings.add(
                 "RHP101",
-                span,
+                parsed.attribute(span, "ranks"),
                 f"rank {listed(wrong)} {verb} not in the mesh, whose ranks are 0..{world - 1}",
             )
 
@@ -167,23 +164,24 @@ def _check_streams(parsed: Parsed, findings: Findings) -> None:
 
 
 def _check_bodies(parsed: Parsed, findings: Findings) -> None:
-    """Micro-batches and homes, once per distinct text."""
+    """Micro-batches and homes. Streams with the same text share a body: looked at once."""
     batch, mesh = parsed.plan.batch, parsed.plan.mesh
+    suspects: dict[int, list[int]] = {}
     for stream, source in zip(parsed.plan.streams, parsed.streams, strict=True):
-        for index, instr in enumerate(stream.body):
+        if id(stream.body) not in suspects:
+            suspects[id(stream.body)] = [
+                index
+                for index, instr in enumerate(stream.body)
+                if (instr.microbatch or 0) >= batch.microbatches or (instr.home or 0) >= mesh.dp
+            ]
+        for index in suspects[id(stream.body)]:
+            instr, span = stream.body[index], source.span(index)
             if instr.microbatch is not None and instr.microbatch >= batch.microbatches:
-                findings.add(
-                    "RHP104",
-                    source.span(index),
-                    f"micro-batch {instr.microbatch} does not exist; they are "
-                    f"0..{batch.microbatches - 1}",
-                )
+                message = f"micro-batch {instr.microbatch} does not exist"
+                findings.add("RHP104", span, f"{message}; they are 0..{batch.microbatches - 1}")
             if instr.home is not None and instr.home >= mesh.dp:
-                findings.add(
-                    "RHP105",
-                    source.span(index),
-                    f"replica {instr.home} does not exist; they are 0..{mesh.dp - 1}",
-                )
+                message = f"replica {instr.home} does not exist"
+                findings.add("RHP105", span, f"{message}; they are 0..{mesh.dp - 1}")
 
 
 def _check_reshards(parsed: Parsed, findings: Findings) -> None:

@@ -22,11 +22,11 @@ def check_topology(parsed: Parsed, findings: Findings) -> None:
 
 
 def _places(parsed: Parsed) -> Iterator[tuple[int, str, Span]]:
-    """(rank, where it is, place in the text) of every mention of a rank."""
+    """(rank, where it is, line of the text) of every mention of a rank."""
     plan = parsed.plan
     for span, group in zip(parsed.groups, plan.groups, strict=True):
         for rank in group.ranks:
-            yield rank, f"in group {group.name}", parsed.attribute(span, "ranks")
+            yield rank, f"in group {group.name}", span
     for rank in plan.standby:
         yield rank, "standby", parsed.statement("standby")
     for rank in plan.lost:
@@ -41,7 +41,7 @@ def _check_each_rank_once(parsed: Parsed, findings: Findings) -> None:
             again = "again" if (before, first) == (where, span) else f"and also {where}"
             findings.add(
                 "RHP201",
-                span,
+                parsed.attribute(span, "ranks"),
                 f"rank {rank} is {before} {again}",
                 related=() if first == span else (Related(f"{before} here", first),),
                 detail=rank,
@@ -85,23 +85,22 @@ def _check_layers(parsed: Parsed, findings: Findings) -> None:
     """All groups of a stage agree, and the stages cover all layers in order."""
     stages: dict[int, tuple[Group, Span]] = {}
     for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
-        place = parsed.attribute(span, "layers")
-        first, first_place = stages.setdefault(group.stage, (group, place))
+        first, first_line = stages.setdefault(group.stage, (group, span))
         if first.layers != group.layers:
             findings.add(
                 "RHP204",
-                place,
+                parsed.attribute(span, "layers"),
                 f"{group.name} holds layers {group.layers}, but {first.name} of the same stage "
                 f"holds {first.layers}",
-                related=(Related(f"{first.name} is here", first_place),),
+                related=(Related(f"{first.name} is here", first_line),),
             )
     expected = 0
     for stage in sorted(stages):
-        group, place = stages[stage]
+        group, span = stages[stage]
         if group.layers.first != expected:
             findings.add(
                 "RHP205",
-                place,
+                parsed.attribute(span, "layers"),
                 f"stage {stage} starts with layer {group.layers.first}; layer {expected} comes "
                 "next",
             )
@@ -112,7 +111,7 @@ def _check_layers(parsed: Parsed, findings: Findings) -> None:
     elif expected < num_layers:
         findings.add(
             "RHP205",
-            stages[max(stages)][1],
+            parsed.attribute(stages[max(stages)][1], "layers"),
             f"the last stage ends with layer {expected - 1}; the model has layers "
             f"0..{num_layers - 1}",
             detail="end",

@@ -1,0 +1,8 @@
+"""The helper modules of the monitor's tests lie beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,248 @@
+"""A coordinator with its job, a clock that moves by hand, and everything that it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from resihp.config import (
+    BatchConfig,
+    JobConfig,
+    JobSection,
+    ModelConfig,
+    ParallelConfig,
+)
+from resihp.monitor.actions import Action, End, Send
+from resihp.monitor.coordinator import Coordinator, Phase
+from resihp.monitor.planner import Planner, VerifiedPlan
+from resihp.wire.clock import ManualClock
+from resihp.wire.messages import (
+    Close,
+    Deploy,
+    ExecutorExited,
+    Finished,
+    Joined,
+    Message,
+    Ready,
+    Settled,
+    StepDone,
+    StepRecord,
+    StoreOpened,
+)
+from resihp.wire.timing import Timing
+
+SECRET = b"s" * 32
+M = TypeVar("M")
+
+
+def job_of(tp: int = 2, pp: int = 1, dp: int = 2, steps: int = 4) -> JobConfig:
+    return JobConfig(
+        job=JobSection(name="sim", steps=steps),
+        model=ModelConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            intermediate_size=64,
+            vocab_size=258,
+        ),
+        parallel=ParallelConfig(tp=tp, pp=pp, dp=dp),
+        batch=BatchConfig(microbatches=2, tokens=64),
+    )
+
+
+class CachedPlanner(Planner):
+    """The real planner; asked for the same plan again, it remembers it."""
+
+    _plans: dict[tuple[object, ...], VerifiedPlan | Exception] = {}  # noqa: RUF012
+
+    def __init__(self, job: JobConfig) -> None:
+        super().__init__(job)
+        self.made: set[str] = set()
+        self.refusals = 0
+
+    def initial(self) -> VerifiedPlan:
+        return self._made((self._job,), super().initial)
+
+    def after_loss(self, previous: VerifiedPlan, lost: Iterable[int], step: int) -> VerifiedPlan:
+        lost = frozenset(lost)
+        parent = super().after_loss
+        return self._made(
+            (previous.text, lost, step), lambda: parent(previous, sorted(lost), step)
+        )
+
+    def _made(self, key, make) -> VerifiedPlan:
+        if key not in self._plans:
+            try:
+                self._plans[key] = make()
+            except Exception as error:
+                self._plans[key] = error
+        plan = self._plans[key]
+        if isinstance(plan, Exception):
+            self.refusals += 1
+            raise plan
+        self.made.add(plan.text)
+        return plan
+
+
+def record_of(step: int, loss: float = 1.0, *, skipped: bool = False) -> StepRecord:
+    return StepRecord(
+        step=step,
+        loss=loss,
+        grad_norm=1.0,
+        learning_rate=0.1,
+        skipped=skipped,
+        num_tokens=256,
+        samples=(step,),
+        duration_s=0.5,
+    )
+
+
+def ready(digest: str = "d") -> Ready:
+    return Ready(port=4000, dataset_digest=digest, num_samples=9)
+
+
+def exited(code: int = -9, last_words: str = "") -> ExecutorExited:
+    return ExecutorExited(code=code, at_s=0.0, last_words=last_words)
+
+
+def settled(
+    generation: int,
+    version: int = 0,
+    *,
+    voted: int | None = None,
+    updates: int | None = None,
+    record: StepRecord | None = None,
+) -> Settled:
+    voted = version if voted is None else voted
+    if record is None and voted > 0:
+        record = record_of(voted - 1)
+    return Settled(
+        generation=generation,
+        version=version,
+        voted=voted,
+        updates=version if updates is None else updates,
+        record=record,
+        layouts=(0,),
+        noticed_s=0.0,
+    )
+
+
+class Desk:
+    """One coordinator; `say` and `wait` drive it, `actions` is all that it wanted done."""
+
+    def __init__(self, job: JobConfig | None = None, planner: Planner | None = None) -> None:
+        self.job = job or job_of()
+        self.clock = ManualClock()
+        self.coordinator = Coordinator(
+            self.job, planner or CachedPlanner(self.job), SECRET, self.clock.now_s()
+        )
+        self.timing = Timing.from_detect_within(self.job.job.detect_within_s)
+        self.actions: list[Action] = []
+
+    @property
+    def phase(self) -> Phase:
+        return self.coordinator.phase
+
+    @property
+    def generation(self) -> int:
+        return self.coordinator.generation
+
+    @property
+    def world(self) -> range:
+        return range(self.job.parallel.world)
+
+    @property
+    def alive(self) -> list[int]:
+        return sorted(self.coordinator.alive)
+
+    @property
+    def end(self) -> End | None:
+        """How the job ended; it must not end twice."""
+        ends = self.all_of(End)
+        assert len(ends) <= 1
+        return ends[0] if ends else None
+
+    def say(self, rank: int, message: Message) -> None:
+        """`rank` says something."""
+        self.actions += self.coordinator.receive(rank, message, self.clock.now_s())
+
+    def say_all(self, message: Message) -> None:
+        """Every rank that is alive says the same."""
+        for rank in self.alive:
+            self.say(rank, message)
+
+    def gone(self, rank: int) -> None:
+        """The supervisor of `rank` is gone."""
+        self.actions += self.coordinator.disconnected(rank, self.clock.now_s())
+
+    def wait(self, seconds: float, *, beats: Message | None = None) -> None:
+        """Time passes; everybody alive says `beats` at the end of it, before the tick."""
+        self.clock.advance(seconds)
+        if beats is not None:
+            self.say_all(beats)
+        self.actions += self.coordinator.tick(self.clock.now_s())
+
+    def all_of(self, kind: type[M]) -> list[M]:
+        """All actions of one kind."""
+        return [action for action in self.actions if isinstance(action, kind)]
+
+    def sent(self, kind: type[M]) -> list[tuple[int, M]]:
+        """(rank, message) of all messages of one kind."""
+        return [
+            (action.rank, action.message)
+            for action in self.all_of(Send)
+            if isinstance(action.message, kind)
+        ]
+
+    def last_deploy(self) -> Deploy:
+        """The newest deployment, which everybody alive got alike."""
+        deploys = [m for _, m in self.sent(Deploy) if m.generation == self.generation]
+        assert len(deploys) == len(self.alive)
+        assert all(deploy == deploys[0] for deploy in deploys)
+        return deploys[0]
+
+    # --- the usual course of things
+
+    def get_ready(self) -> None:
+        """STARTING -> OPENING."""
+        self.say_all(ready())
+
+    def join(self, hashes: dict[str, str] | None = None) -> None:
+        """OPENING -> RUNNING."""
+        self.say(self.last_deploy().store_rank, StoreOpened(generation=self.generation, port=7))
+        self.say_all(Joined(generation=self.generation, hashes=hashes or {}, moved_bytes=0))
+
+    def run(self) -> Desk:
+        """STARTING -> RUNNING."""
+        self.get_ready()
+        self.join()
+        assert self.phase is Phase.RUNNING
+        return self
+
+    def step(self, number: int) -> None:
+        """Everybody commits an iteration."""
+        self.say_all(StepDone(generation=self.generation, record=record_of(number)))
+
+    def settle(self, version: int = 0) -> None:
+        """SETTLING -> OPENING (if there is a plan)."""
+        self.say_all(settled(self.generation, version))
+
+    def finish(self) -> None:
+        """RUNNING -> STOPPING."""
+        self.say_all(Finished(generation=self.generation, version=self.job.job.steps))
+
+    def bring_to(self, phase: Phase) -> None:
+        """From the start to `phase` on the shortest way; SETTLING costs rank 3."""
+        if phase is not Phase.STARTING:
+            self.get_ready()
+        if phase in (Phase.RUNNING, Phase.SETTLING, Phase.STOPPING):
+            self.join()
+        if phase is Phase.SETTLING:
+            self.say(3, exited())
+        if phase is Phase.STOPPING:
+            self.finish()
+
+    def closed(self) -> list[int]:
+        """Ranks that were told to leave for the current generation."""
+        return [r for r, m in self.sent(Close) if m.generation == self.generation]

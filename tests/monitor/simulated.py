@@ -1,0 +1,443 @@
+"""A small deterministic world around a real coordinator: executors, supervisors, delays, deaths.
+
+Time is virtual. Messages of one rank arrive in order, those of different ranks in any. An
+iteration is a vote: every member contributes, and sees the result once all of them did, each at
+its own time, so survivors of a death may differ by one step, as real ones do.
+
+Each executor keeps the history of (step, generation that ran it) of what it applied. That is its
+state: two members with different histories would train different models.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coordinator_cases import CachedPlanner, Desk, exited, ready, record_of
+
+from resihp.config import JobConfig
+from resihp.ir.model import Plan
+from resihp.ir.parser import parse
+from resihp.monitor.actions import Action, End, Evict, PlanMade, Send, StepCommitted
+from resihp.monitor.coordinator import Phase
+from resihp.wire.messages import (
+    Beat,
+    Close,
+    Deploy,
+    Fence,
+    Finished,
+    Go,
+    Joined,
+    Message,
+    Settled,
+    StepDone,
+    StepRecord,
+    Stop,
+    StoreAt,
+    StoreOpened,
+)
+
+History = tuple[tuple[int, int], ...]
+TICK_S = 0.5
+_PLANS: dict[str, Plan] = {}
+
+
+def plan_of(text: str) -> Plan:
+    if text not in _PLANS:
+        _PLANS[text] = parse(text).plan
+    return _PLANS[text]
+
+
+def loss_of(history: History) -> float:
+    """A record's loss stands for the whole history, so that a mixed one shows."""
+    return float(hash(history) % 1_000_003)
+
+
+@dataclass
+class Generation:
+    """What the members of a deployed generation share."""
+
+    plan: Plan
+    reached: set[int] = field(default_factory=set)
+    """Members that know the store."""
+    joined: set[int] = field(default_factory=set)
+    contributed: dict[int, set[int]] = field(default_factory=dict)
+    """Per step, who has its reduced gradients."""
+
+
+class Executor:
+    """One rank's executor, with the transaction of the real one."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.dead = False
+        self.stuck = False
+        self.epoch = 0
+        """Counts generations entered and left: what was begun before is void."""
+        self.deploy: Deploy | None = None
+        self.layout = 0
+        self.pending: tuple[int, bool] | None = None
+        self.holds = False
+        """Whether it is a member of the generation whose layout it has."""
+        self.version = self.voted = self.updates = 0
+        self.history: History = ()
+        self.reduced: int | None = None
+        self.record: StepRecord | None = None
+
+    def later(self, work: Callable[[], None], scale: float = 1.0) -> None:
+        """Do something after a while, unless the generation is over or we are dead by then."""
+        epoch = self.epoch
+
+        def due() -> None:
+            if not self.dead and not self.stuck and self.epoch == epoch:
+                work()
+
+        self.world.after(self.world.delay(scale), due)
+
+    def send(self, message: Message) -> None:
+        self.world.up(self.rank, message)
+
+    # --- what it is told
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Close():
+                self.epoch += 1
+                self.deploy = None
+                self.later(lambda: self.settle(message.generation))
+            case Deploy():
+                self.open(message)
+            case StoreAt() if self.deploy and self.deploy.generation == message.generation:
+                self.later(self.reach)
+            case Go() if self.deploy and self.deploy.generation == message.generation:
+                self.later(self.go)
+            case _:
+                pass
+
+    def settle(self, generation: int) -> None:
+        self.send(
+            Settled(
+                generation=generation,
+                version=self.version,
+                voted=self.voted,
+                updates=self.updates,
+                record=self.record,
+                layouts=(self.layout,),
+                noticed_s=self.world.desk.clock.now_s(),
+            )
+        )
+
+    def open(self, deploy: Deploy) -> None:
+        assert self.deploy is None, "deployed into a running generation"
+        self.deploy = deploy
+        self.adopt(deploy)
+        generation = self.world.generations.setdefault(
+            deploy.generation, Generation(plan_of(deploy.plan))
+        )
+        if deploy.store_rank == self.rank:
+            self.later(lambda: self.send(StoreOpened(generation=deploy.generation, port=1)))
+        if self.rank not in generation.plan.active_ranks:
+            self.later(lambda: self.join((), moved=False))
+
+    def adopt(self, deploy: Deploy) -> None:
+        """As `TrainState.adopt`, with the same demands."""
+        commit = deploy.commit
+        if self.pending is not None and self.pending[0] == deploy.base:
+            self.layout, self.holds = self.pending
+            self.reduced = None
+        self.pending = None
+        assert self.layout == deploy.base or not self.holds, "asked for a layout that is gone"
+        if not self.holds:
+            self.version = self.voted = commit.version
+            self.updates = commit.updates
+            self.record = commit.record
+        elif self.version < commit.version:
+            assert self.version + 1 == commit.version, "asked to skip a step"
+            assert self.reduced == self.version, "asked to roll forward without gradients"
+            assert commit.record is not None
+            self.world.rarities.add("rolled forward")
+            self.vote(commit.record)
+            self.apply()
+        assert (self.version, self.voted) == (commit.version,) * 2, "asked to go back"
+        assert self.updates == commit.updates, "a wrong count of updates"
+
+    def reach(self) -> None:
+        assert self.deploy is not None
+        generation = self.world.generations[self.deploy.generation]
+        if self.rank not in generation.plan.active_ranks:
+            return
+        generation.reached.add(self.rank)
+        if generation.reached == set(generation.plan.active_ranks):
+            for member in self.fellows():
+                member.later(member.receive_state, scale=2.0)
+
+    def fellows(self) -> list[Executor]:
+        """The members of our generation that have not left it."""
+        assert self.deploy is not None
+        active = self.world.generations[self.deploy.generation].plan.active_ranks
+        members = [self.world.executors[rank] for rank in active]
+        return [m for m in members if m.deploy and m.deploy.generation == self.deploy.generation]
+
+    def receive_state(self) -> None:
+        """What it held, or what a holder of the layout before gives it."""
+        assert self.deploy is not None
+        base = self.deploy.base
+        if self.holds or base == 0:
+            self.join(self.history, moved=False)
+            return
+        sources = [e for e in self.world.executors if e.holds and e.layout == base and not e.dead]
+        if sources:  # else they died: nothing arrives, and nobody joins
+            self.join(sources[0].history, moved=True)
+
+    def join(self, history: History, *, moved: bool) -> None:
+        assert self.deploy is not None
+        number = self.deploy.generation
+        member = self.rank in self.world.generations[number].plan.active_ranks
+        self.pending = (number, member)
+        if moved:
+            self.history = history
+        hashes = {"state": repr(history)} if member else {}
+        self.world.generations[number].joined.add(self.rank)
+        self.send(Joined(generation=number, hashes=hashes, moved_bytes=1 if moved else 0))
+
+    def go(self) -> None:
+        assert self.deploy is not None
+        assert self.pending is not None
+        self.layout, self.holds = self.pending
+        self.pending = None
+        self.reduced = None
+        if self.holds:
+            self.later(self.contribute)
+
+    # --- an iteration
+
+    def contribute(self) -> None:
+        assert self.deploy is not None
+        number = self.deploy.generation
+        generation = self.world.generations[number]
+        if self.version == self.world.num_steps:
+            self.send(Finished(generation=number, version=self.version))
+            return
+        step = self.version
+        self.reduced = step
+        votes = generation.contributed.setdefault(step, set())
+        votes.add(self.rank)
+        if votes == set(generation.plan.active_ranks):
+            history = (*self.history, (step, number))
+            skipped = self.world.random.random() < 0.2
+            record = record_of(step, loss_of(history), skipped=skipped)
+            for member in self.fellows():
+                member.later(lambda member=member: member.see_vote(record), scale=3.0)
+            self.world.on_vote()
+
+    def see_vote(self, record: StepRecord) -> None:
+        self.vote(record)
+        self.later(self.commit, scale=0.5)
+
+    def commit(self) -> None:
+        assert self.deploy is not None
+        assert self.record is not None
+        self.apply()
+        self.send(StepDone(generation=self.deploy.generation, record=self.record))
+        self.later(self.contribute)
+
+    def vote(self, record: StepRecord) -> None:
+        assert record.step == self.version
+        self.voted = record.step + 1
+        self.record = record
+
+    def apply(self) -> None:
+        """The generation that ran the step is the one whose record it is."""
+        assert self.record is not None
+        ran_in = self.world.ran_in(self.record)
+        self.history = (*self.history, (self.record.step, ran_in))
+        assert loss_of(self.history) == self.record.loss, "a step on top of another history"
+        self.updates += not self.record.skipped
+        self.version += 1
+
+
+class World:
+    """All ranks of a job and the coordinator. `run` until it stops; everything is checked."""
+
+    def __init__(self, job: JobConfig, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.planner = CachedPlanner(job)
+        self.desk = Desk(job, self.planner)
+        self.num_steps = job.job.steps
+        self.executors = [Executor(self, rank) for rank in self.desk.world]
+        self.generations: dict[int, Generation] = {}
+        self.silent: set[int] = set()
+        self.disconnected: set[int] = set()
+        self.version = 0
+        self.rarities: set[str] = set()
+        """Which of the hard cases came up."""
+        self.phases: list[Phase] = [Phase.STARTING]
+        self.on_phase: Callable[[Phase], None] = lambda _: None
+        self.on_vote: Callable[[], None] = lambda: None
+        """A vote has all contributions, which each member sees somewhat later."""
+        sluggish = 0.5 if seed % 4 == 0 else 0.0
+        self._link_scale = {
+            rank: 10.0 if self.random.random() < sluggish else 1.0 for rank in self.desk.world
+        }
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._up_s = dict.fromkeys(self.desk.world, 0.0)
+        self._down_s = dict.fromkeys(self.desk.world, 0.0)
+        self._planned: dict[int, str] = {}
+        self._steps = 0
+
+    # --- time
+
+    def delay(self, scale: float = 1.0) -> float:
+        """Mostly milliseconds, now and then much longer."""
+        slow = 20.0 if self.random.random() < 0.03 else 1.0
+        return self.random.uniform(0.001, 0.02) * scale * slow
+
+    def after(self, seconds: float, work: Callable[[], None]) -> None:
+        self._at(self.desk.clock.now_s() + seconds, work)
+
+    def _at(self, at_s: float, work: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (at_s, next(self._numbers), work))
+
+    def _ordered(self, last_s: dict[int, float], rank: int, work: Callable[[], None]) -> None:
+        """A message on a connection: never before the one ahead of it."""
+        delay_s = self.delay(self._link_scale[rank])
+        last_s[rank] = max(last_s[rank], self.desk.clock.now_s() + delay_s)
+        self._at(last_s[rank], work)
+
+    # --- connections
+
+    def up(self, rank: int, message: Message) -> None:
+        """`rank` sends a message to the coordinator."""
+
+        def arrives() -> None:
+            if rank not in self.disconnected:
+                if isinstance(message, StepDone) and message.generation < self.desk.generation:
+                    self.rarities.add("late report")
+                self._perform(lambda: self.desk.say(rank, message))
+
+        self._ordered(self._up_s, rank, arrives)
+
+    def _down(self, rank: int, message: Message) -> None:
+        def arrives() -> None:
+            if rank in self.disconnected or rank in self.silent:
+                return
+            if isinstance(message, Fence):
+                self.kill(rank)
+            elif not isinstance(message, Stop) and not self.executors[rank].dead:
+                self.executors[rank].receive(message)
+
+        self._ordered(self._down_s, rank, arrives)
+
+    # --- faults
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL the executor; its supervisor reports it after what was on its way."""
+        if not self.executors[rank].dead:
+            self.executors[rank].dead = True
+            self.up(rank, exited())
+
+    def unplug(self, rank: int) -> None:
+        """The supervisor dies, and with it its executor and what was on its way."""
+        self.executors[rank].dead = True
+        if rank not in self.disconnected:
+            self.after(self.delay(), lambda: self._perform(lambda: self.desk.gone(rank)))
+            self.disconnected.add(rank)
+
+    def hang(self, rank: int) -> None:
+        """The executor does nothing any more, also not when told to leave."""
+        self.executors[rank].stuck = True
+
+    def silence(self, rank: int) -> None:
+        """Supervisor and executor are stopped: alive for the kernel, mute for us."""
+        self.silent.add(rank)
+        self.executors[rank].stuck = True
+
+    # --- the run
+
+    def run(self, limit_s: float) -> End:
+        """Until the coordinator stops; AssertionError where an invariant breaks."""
+        for executor in self.executors:
+            self.after(self.delay(), lambda rank=executor.rank: self.up(rank, ready()))
+            self.after(0.0, lambda rank=executor.rank: self._beat(rank))
+        self.after(TICK_S, self._tick)
+        while self.desk.phase is not Phase.STOPPING:
+            at_s, _, work = heapq.heappop(self._queue)
+            assert at_s < limit_s, f"no end after {limit_s} s, phases {self.phases}"
+            self.desk.clock.advance(max(0.0, at_s - self.desk.clock.now_s()))
+            work()
+        assert self.desk.end is not None
+        return self.desk.end
+
+    def _tick(self) -> None:
+        self._perform(lambda: self.desk.wait(0))
+        self.after(TICK_S, self._tick)
+
+    def _beat(self, rank: int) -> None:
+        if rank not in self.silent and rank not in self.disconnected:
+            self.up(rank, Beat(step=0, instruction=0))
+            self.after(1.0, lambda: self._beat(rank))
+
+    def _perform(self, decide: Callable[[], None]) -> None:
+        known = len(self.desk.actions)
+        alive, opening = self.desk.coordinator.alive, self.desk.phase is Phase.OPENING
+        decide()
+        if opening and min(alive) not in self.desk.coordinator.alive:
+            self.rarities.add("store host lost")
+        for action in self.desk.actions[known:]:
+            self._act(action)
+        if self.desk.phase is not self.phases[-1]:
+            self.phases.append(self.desk.phase)
+            self.on_phase(self.desk.phase)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Send(rank, message):
+                self._check(rank, message)
+                self._down(rank, message)
+            case Evict(rank):
+                self.silent.discard(rank)
+                self.unplug(rank)
+            case PlanMade(generation, text, _):
+                assert generation not in self._planned, "two plans of one generation"
+                assert all(generation > earlier for earlier in self._planned)
+                assert text in self.planner.made, "a plan that was not verified"
+                self._planned[generation] = text
+            case StepCommitted(record, generation):
+                assert record.step == self._steps, "a step out of order"
+                assert self.ran_in(record) == generation, "a step of another generation"
+                self._steps += 1
+            case _:
+                pass
+
+    def _check(self, rank: int, message: Message) -> None:
+        """What must hold for every order that the coordinator gives."""
+        alive = self.desk.coordinator.alive
+        match message:
+            case Deploy():
+                plan = plan_of(message.plan)
+                assert message.plan == self._planned[message.generation]
+                assert alive == set(plan.active_ranks) | set(plan.standby), "a place for the dead"
+                assert message.store_rank in plan.active_ranks
+                assert message.commit.version == self._steps, "a version that was not committed"
+                assert message.commit.version >= self.version, "the version went back"
+                self.version = message.commit.version
+            case Go():
+                joined = self.generations[message.generation].joined
+                assert joined >= alive, "told to go before all had joined"
+            case Stop():
+                pass
+            case _:
+                assert rank in alive, "an order to the dead"
+
+    def ran_in(self, record: StepRecord) -> int:
+        """The generation whose vote made `record`."""
+        for number in self.generations:
+            for executor in self.executors:
+                if loss_of((*executor.history[: record.step], (record.step, number))) == record.loss:
+                    return number
+        raise AssertionError("a record that nobody made")

@@ -1,0 +1,483 @@
+"""The coordinator's decisions, one by one: who hears what when, and every way to an end."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
+
+from resihp.errors import PlanRejected
+from resihp.ir.diagnostics import Diagnostic, Span
+from resihp.ir.parser import parse
+from resihp.monitor.actions import Evict, Log, PlanMade, Say, StepCommitted
+from resihp.monitor.coordinator import Phase
+from resihp.monitor.planner import Planner, VerifiedPlan
+from resihp.wire.messages import (
+    Beat,
+    Close,
+    Deploy,
+    Fence,
+    Finished,
+    Go,
+    Injected,
+    Joined,
+    StepDone,
+    Stop,
+    StoreAt,
+    StoreOpened,
+)
+
+BEAT = Beat(step=0, instruction=3)
+
+# --- the way to the first step
+
+
+def test_the_plan_is_deployed_when_the_last_rank_is_ready():
+    """Not before; then everybody gets the same plan, from nothing (base 0), at version 0."""
+    desk = Desk()
+    for rank in list(desk.world)[:-1]:
+        desk.say(rank, ready())
+    assert not desk.sent(Deploy)
+    desk.say(desk.world[-1], ready())
+    deploy = desk.last_deploy()
+    assert (deploy.generation, deploy.base, deploy.previous_plan) == (1, 0, None)
+    assert (deploy.commit.version, deploy.commit.record) == (0, None)
+    assert desk.phase is Phase.OPENING
+    assert [(plan.generation, plan.text) for plan in desk.all_of(PlanMade)] == [(1, deploy.plan)]
+
+
+def test_the_port_of_the_store_is_passed_on_to_all():
+    """Only that of the generation that opens now."""
+    desk = Desk()
+    desk.get_ready()
+    desk.say(0, StoreOpened(generation=0, port=6))
+    assert not desk.sent(StoreAt)
+    desk.say(0, StoreOpened(generation=1, port=7))
+    assert desk.sent(StoreAt) == [(rank, StoreAt(generation=1, port=7)) for rank in desk.world]
+
+
+def test_nobody_goes_before_the_last_one_joined():
+    """Go is the permission to drop the old layout, so it needs everybody."""
+    desk = Desk()
+    desk.get_ready()
+    for rank in list(desk.world)[:-1]:
+        desk.say(rank, Joined(generation=1, hashes={}, moved_bytes=0))
+    assert not desk.sent(Go)
+    desk.say(desk.world[-1], Joined(generation=1, hashes={}, moved_bytes=0))
+    assert [rank for rank, _ in desk.sent(Go)] == list(desk.world)
+
+
+def test_different_data_stop_the_job():
+    """Ranks that read other samples would train on something that nobody asked for."""
+    desk = Desk()
+    desk.say(0, ready("a"))
+    desk.say(1, ready("b"))
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
+    assert "dataset digests differ" in desk.end.reason
+
+
+def test_an_executor_that_ends_before_the_start_stops_the_job():
+    """With the last words of its log: there is nothing to recover, something to correct."""
+    desk = Desk()
+    desk.say(2, exited(1, "ConfigError: no such directory"))
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
+    assert desk.end.reason.startswith("rank 2 ended before the start (exit code 1)")
+    assert "no such directory" in desk.end.reason
+
+
+def test_a_supervisor_that_is_gone_before_the_start_stops_the_job():
+    """As its executor's end would."""
+    desk = Desk()
+    desk.say(0, ready())
+    desk.gone(3)
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
+    assert "rank 3" in desk.end.reason
+
+
+# --- steps
+
+
+def test_a_step_is_committed_once_however_many_report_it():
+    """The first report counts; all ranks know the same record from the vote."""
+    desk = Desk().run()
+    desk.step(0)
+    desk.step(1)
+    assert [action.record.step for action in desk.all_of(StepCommitted)] == [0, 1]
+    assert [record.step for record in desk.coordinator.records] == [0, 1]
+
+
+def test_the_job_is_finished_when_every_active_rank_is():
+    """Exit code 0, told to all."""
+    desk = Desk().run()
+    for rank in list(desk.world)[:-1]:
+        desk.say(rank, Finished(generation=1, version=4))
+    assert desk.phase is Phase.RUNNING
+    desk.say(desk.world[-1], Finished(generation=1, version=4))
+    assert desk.end is not None
+    assert (desk.end.exit_code, desk.end.reason) == (0, "finished")
+    assert [rank for rank, _ in desk.sent(Stop)] == list(desk.world)
+
+
+# --- a loss
+
+
+def test_a_loss_closes_the_generation_for_all_survivors():
+    """At once, without asking anybody."""
+    desk = Desk().run()
+    desk.say(1, exited())
+    assert desk.phase is Phase.SETTLING
+    assert desk.generation == 2
+    assert desk.closed() == [0, 2, 3]
+
+
+def test_survivors_get_a_plan_without_the_lost_rank():
+    """It follows the plan that ran, from its layout, and redoes the interrupted step."""
+    desk = Desk().run()
+    desk.step(0)
+    first = desk.last_deploy()
+    desk.say(1, exited())
+    desk.settle(version=1)
+    deploy = desk.last_deploy()
+    plan = parse(deploy.plan).plan
+    assert plan.lost == (1,)
+    assert 1 not in plan.active_ranks
+    assert plan.resume is not None
+    assert plan.resume.step == 1
+    assert (deploy.base, deploy.previous_plan) == (1, first.plan)
+    assert deploy.commit.version == 1
+    assert deploy.key != first.key
+    desk.join()
+    assert desk.phase is Phase.RUNNING
+
+
+def test_everybody_alive_can_reach_everybody_alive():
+    """A standby rank may have to give its shards away, so it is a peer as well."""
+    desk = Desk(job_of(tp=4, pp=1, dp=2)).run()
+    desk.say(1, exited())
+    desk.settle()
+    deploy = desk.last_deploy()
+    assert parse(deploy.plan).plan.standby == (3,)
+    assert set(deploy.peers) == set(desk.alive)
+
+
+def test_a_second_loss_while_settling_settles_anew():
+    """What was settled for the generation before does not count."""
+    desk = Desk(job_of(tp=2, pp=1, dp=3)).run()
+    desk.say(1, exited())
+    desk.say(0, settled(2))
+    desk.say(5, exited())
+    assert desk.generation == 3
+    assert desk.closed() == [0, 2, 3, 4]
+    desk.say(0, settled(2))
+    for rank in (2, 3, 4):
+        desk.say(rank, settled(3))
+    assert desk.phase is Phase.SETTLING
+    desk.say(0, settled(3))
+    assert desk.phase is Phase.OPENING
+    assert parse(desk.last_deploy().plan).plan.lost == (1, 5)
+
+
+def test_a_loss_while_opening_goes_back_to_the_last_layout_that_ran():
+    """The plan that was about to open is dropped: nobody has left the old layout yet."""
+    desk = Desk(job_of(tp=2, pp=1, dp=3)).run()
+    first = desk.last_deploy()
+    desk.say(1, exited())
+    desk.settle()
+    desk.say(0, Joined(generation=2, hashes={}, moved_bytes=5))
+    desk.say(4, exited())
+    desk.settle()
+    deploy = desk.last_deploy()
+    assert (deploy.generation, deploy.base, deploy.previous_plan) == (3, 1, first.plan)
+    desk.join()
+    assert [incident.ranks for incident in desk.coordinator.incidents] == [[1, 4]]
+
+
+def test_the_loss_of_the_store_host_moves_the_store():
+    """The lowest rank that is left hosts the next one."""
+    desk = Desk(job_of(tp=1, pp=1, dp=3))
+    desk.get_ready()
+    assert desk.last_deploy().store_rank == 0
+    desk.gone(0)
+    desk.settle()
+    assert desk.last_deploy().store_rank == 1
+    desk.join()
+    assert desk.phase is Phase.RUNNING
+
+
+def test_a_step_that_is_reported_late_still_counts():
+    """Reports that were on their way when the generation closed are of committed steps."""
+    desk = Desk().run()
+    desk.say(1, exited())
+    for rank in (0, 2, 3):
+        desk.say(rank, StepDone(generation=1, record=record_of(0)))
+        desk.say(rank, StepDone(generation=1, record=record_of(1)))
+        desk.say(rank, settled(2, version=2))
+    assert [record.step for record in desk.coordinator.records] == [0, 1]
+    assert desk.last_deploy().commit.version == 2
+
+
+def test_a_committed_step_is_never_taken_back():
+    """Only a rank that is lost saw the vote, but it said so: all others can roll forward."""
+    desk = Desk().run()
+    desk.say(1, StepDone(generation=1, record=record_of(0, 5.0)))
+    desk.say(1, exited())
+    desk.settle(version=0)
+    commit = desk.last_deploy().commit
+    assert (commit.version, commit.updates, commit.record) == (1, 1, record_of(0, 5.0))
+
+
+def test_a_step_that_a_survivor_voted_is_committed_by_the_settlement():
+    """It was not reported before, and is not redone."""
+    desk = Desk().run()
+    desk.say(1, exited())
+    desk.say(0, settled(2, version=0, voted=1))
+    desk.say(2, settled(2, version=0))
+    desk.say(3, settled(2, version=0))
+    assert desk.last_deploy().commit.version == 1
+    assert [action.record.step for action in desk.all_of(StepCommitted)] == [0]
+
+
+def test_a_loss_after_the_last_step_still_ends_well():
+    """Some are finished, one dies: the others regroup, find nothing to do, and finish."""
+    desk = Desk(job_of(steps=1)).run()
+    desk.step(0)
+    desk.say(0, Finished(generation=1, version=1))
+    desk.say(1, exited())
+    desk.settle(version=1)
+    desk.join()
+    assert desk.end is None
+    desk.finish()
+    assert desk.end is not None
+    assert desk.end.exit_code == 0
+
+
+def test_a_shard_without_a_holder_ends_the_job_with_4():
+    """The reason says what is lost and which state was the newest."""
+    desk = Desk(job_of(tp=2, pp=1, dp=1)).run()
+    desk.step(0)
+    desk.say(1, exited())
+    desk.settle(version=1)
+    assert desk.end is not None
+    assert desk.end.exit_code == 4
+    assert desk.end.reason.startswith("no plan can carry the loss of rank 1: ")
+    assert desk.end.reason.endswith("Newest complete state: step 1 was held in memory only and is gone.")
+
+
+def test_the_loss_of_everybody_ends_the_job_with_4():
+    """There is nobody to close a generation for."""
+    desk = Desk(job_of(tp=1, pp=1, dp=2)).run()
+    desk.gone(0)
+    desk.gone(1)
+    assert desk.end is not None
+    assert (desk.end.exit_code, desk.end.reason) == (4, "no rank is left")
+
+
+def test_a_lost_rank_is_not_listened_to():
+    """Whatever it says after its end was declared is void."""
+    desk = Desk().run()
+    desk.say(1, exited())
+    before = len(desk.actions)
+    for message in (settled(2), StepDone(generation=1, record=record_of(0)), exited(), ready("x")):
+        desk.say(1, message)
+    desk.gone(1)
+    assert len(desk.actions) == before
+    assert not desk.coordinator.records
+
+
+def test_the_incident_is_told_with_evidence_action_and_cost():
+    """One line on the console, one event with all its times."""
+    desk = Desk().run()
+    desk.say(1, Injected(kind="kill", step=0, instruction=3, at_s=desk.clock.now_s()))
+    desk.clock.advance(0.25)
+    desk.say(1, exited())
+    desk.clock.advance(0.5)
+    desk.settle()
+    desk.say_all(Joined(generation=2, hashes={}, moved_bytes=10))
+    (say,) = desk.all_of(Say)
+    assert say.line == (
+        "! lost rank 1 (its executor ended with signal 9) seen after 250 ms, running again after "
+        "500 ms: dp0.pp0 TP 2 -> 1; step 0 is redone"
+    )
+    (log,) = [log for log in desk.all_of(Log) if log.kind == "incident"]
+    assert log.fields["moved_bytes"] == 30
+    assert log.fields["detection_ms"] == 250
+
+
+@pytest.mark.parametrize("last_words", ["\n", " \n\n", "Traceback\nKeyError: 3\n"])
+def test_the_last_words_of_a_crash_are_shown(last_words: str):
+    """The last line, where there is any."""
+    desk = Desk().run()
+    desk.say(1, exited(1, last_words))
+    assert [say.line for say in desk.all_of(Say)] == (
+        ["rank 1: KeyError: 3"] if last_words.strip() else []
+    )
+    assert desk.phase is Phase.SETTLING
+
+
+# --- what must never run
+
+
+class Refusing(Planner):
+    """A compiler that produces what the verifier refuses."""
+
+    def after_loss(self, previous: VerifiedPlan, lost, step: int) -> VerifiedPlan:
+        finding = Diagnostic(code="RHP401", message="a deadlock", span=Span(1, 1, 2))
+        raise PlanRejected("the verifier refused the plan: a deadlock", [finding])
+
+
+def test_a_plan_that_the_verifier_refuses_is_never_deployed():
+    """The job stops instead and says what was found."""
+    job = job_of()
+    desk = Desk(job, Refusing(job)).run()
+    desk.say(1, exited())
+    desk.settle()
+    assert desk.end is not None
+    assert (desk.end.exit_code, "a deadlock" in desk.end.reason) == (1, True)
+    assert {deploy.generation for _, deploy in desk.sent(Deploy)} == {1}
+    assert [plan.generation for plan in desk.all_of(PlanMade)] == [1]
+    assert Log("plan_rejected", {"findings": ["RHP401"]}) in desk.actions
+
+
+def test_replicas_with_different_hashes_stop_the_job():
+    """Before Go, and the reason names shard and ranks."""
+    desk = Desk()
+    desk.get_ready()
+    for rank in desk.world:
+        hashes = {"layer 0 shard 0/2": "a" if rank < 2 else "b"} if rank % 2 == 0 else {}
+        desk.say(rank, Joined(generation=1, hashes=hashes, moved_bytes=0))
+    assert not desk.sent(Go)
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
+    assert desk.end.reason.endswith("differ after recovery: layer 0 shard 0/2 on ranks 0 and 2")
+
+
+# --- time
+
+
+def test_a_start_that_takes_too_long_names_the_missing_ranks():
+    """Importing torch takes seconds, but not minutes."""
+    desk = Desk()
+    desk.say(0, ready())
+    desk.wait(desk.timing.start_s)
+    assert desk.end is None
+    desk.say(0, BEAT)
+    desk.wait(1)
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
+    assert desk.end.reason == "ranks 1, 2, 3 did not get ready in 181 s"
+
+
+def test_a_survivor_that_does_not_leave_is_fenced_once():
+    """The others settled; its end then closes the generation anew."""
+    desk = Desk(job_of(tp=1, pp=1, dp=3)).run()
+    desk.say(0, exited())
+    desk.say(1, settled(2))
+    desk.wait(desk.timing.settle_s, beats=BEAT)
+    assert not desk.sent(Fence)
+    for _ in range(3):
+        desk.wait(1, beats=BEAT)
+    assert [rank for rank, _ in desk.sent(Fence)] == [2]
+    desk.say(2, exited())
+    desk.settle()
+    desk.join()
+    assert desk.phase is Phase.RUNNING
+
+
+def test_a_generation_that_does_not_open_is_opened_anew_three_times():
+    """Nobody is lost, so nobody can be blamed; then the job ends."""
+    desk = Desk()
+    desk.get_ready()
+    for attempt in range(4):
+        assert desk.phase is Phase.OPENING
+        assert desk.generation == 1 + attempt
+        desk.say(0, Joined(generation=desk.generation, hashes={}, moved_bytes=0))
+        desk.wait(desk.timing.join_s, beats=BEAT)
+        assert desk.phase is Phase.OPENING
+        desk.wait(1, beats=BEAT)
+        if desk.phase is Phase.SETTLING:
+            desk.settle()
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
+    assert desk.end.reason == "not all ranks joined in 31 s, 4 times in a row"
+    assert not desk.sent(Go)
+
+
+def test_attempts_are_counted_anew_after_a_loss():
+    """A rank that is lost explains why the generations before did not open."""
+    desk = Desk(job_of(tp=1, pp=1, dp=3))
+    desk.get_ready()
+    for lost in (None, None, 2, None, None, None):
+        desk.wait(desk.timing.join_s + 1, beats=BEAT)
+        if lost is not None:
+            desk.say(lost, exited())
+        desk.settle()
+        assert desk.phase is Phase.OPENING
+    desk.join()
+    assert desk.phase is Phase.RUNNING
+
+
+def test_a_job_without_progress_ends_and_says_who_stands_where():
+    """Nobody can be blamed, so nobody is evicted."""
+    desk = Desk(job_of(tp=1, pp=1, dp=2)).run()
+    for _ in range(120):
+        desk.wait(1, beats=BEAT)
+    assert desk.end is None
+    desk.wait(1, beats=BEAT)
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
+    assert desk.end.reason == (
+        "no step finished for 120 s (rank 0 at step 0 instruction 3, rank 1 at step 0 instruction 3)"
+    )
+
+
+def test_a_long_step_is_not_a_stall_where_steps_are_long():
+    """Ten times the longest step is allowed."""
+    desk = Desk(job_of(tp=1, pp=1, dp=1)).run()
+    slow = msgspec.structs.replace(record_of(0), duration_s=60.0)
+    desk.say(0, StepDone(generation=1, record=slow))
+    for _ in range(600):
+        desk.wait(1, beats=BEAT)
+    assert desk.end is None
+    desk.wait(1, beats=BEAT)
+    assert desk.end is not None
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.SETTLING, Phase.OPENING, Phase.RUNNING])
+def test_a_supervisor_that_falls_silent_is_evicted_once(phase: Phase):
+    """In every phase; it is lost when its connection breaks, not before."""
+    desk = Desk()
+    desk.say_all(BEAT)
+    desk.bring_to(phase)
+    for _ in range(8):
+        desk.clock.advance(1)
+        for rank in set(desk.alive) - {1}:
+            desk.say(rank, BEAT)
+        desk.wait(0)
+    assert desk.all_of(Evict) == [Evict(1)]
+    assert 1 in desk.alive
+    desk.gone(1)
+    assert 1 not in desk.alive
+
+
+# --- ending from outside
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_signal_ends_the_job_in_every_phase(phase: Phase):
+    """Everybody is told once; afterwards nothing is decided any more."""
+    desk = Desk()
+    desk.bring_to(phase)
+    assert desk.phase is phase
+    desk.actions += desk.coordinator.stop("stopped by SIGTERM", 143, desk.clock.now_s())
+    assert desk.end is not None
+    assert desk.end.exit_code == (0 if phase is Phase.STOPPING else 143)
+    assert [rank for rank, _ in desk.sent(Stop)] == list(desk.world)
+    before = len(desk.actions)
+    desk.say(0, exited())
+    desk.gone(1)
+    desk.wait(1000)
+    assert len(desk.actions) == before
+    assert desk.sent(Close) == [] or phase is Phase.SETTLING

@@ -1,0 +1,140 @@
+"""The coordinator under thousands of random schedules of delays and deaths, in virtual time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from coordinator_cases import job_of
+from simulated import World
+
+from resihp.monitor.coordinator import Phase
+
+LIMIT_S = 400.0
+NUM_SCHEDULES = 1200
+SHAPES = [(2, 1, 2), (1, 2, 2), (2, 2, 2), (1, 1, 3), (4, 1, 2)]
+
+
+def world_of(seed: int) -> World:
+    tp, pp, dp = SHAPES[seed % len(SHAPES)]
+    return World(job_of(tp, pp, dp, steps=4), seed)
+
+
+def strike(world: World, kinds: str) -> None:
+    """One random fault at one random rank that is still there."""
+    fault = {"k": world.kill, "u": world.unplug, "h": world.hang, "s": world.silence}
+    alive = [executor.rank for executor in world.executors if not executor.dead]
+    if alive:
+        fault[world.random.choice(kinds)](world.random.choice(alive))
+
+
+def plague(world: World, kinds: str, *, most: int) -> None:
+    """Faults in random phases after the start, and right when a vote is complete."""
+    left = world.random.randint(1, most)
+
+    def on_phase(phase: Phase) -> None:
+        nonlocal left
+        if phase is Phase.STOPPING:
+            return
+        # The store's host is the lowest rank, so a random rank is it often enough.
+        while left and world.random.random() < 0.4:
+            left -= 1
+            world.after(world.random.uniform(0, 0.4), lambda: strike(world, kinds))
+
+    def on_vote() -> None:
+        nonlocal left
+        if left and world.random.random() < 0.2:
+            left -= 1
+            world.after(world.random.uniform(0, 0.06), lambda: strike(world, kinds))
+
+    world.on_phase, world.on_vote = on_phase, on_vote
+
+
+def check_end(world: World, code: int) -> None:
+    """A finished job has all steps and one history; a lost one really cannot go on."""
+    desk = world.desk
+    records = desk.coordinator.records
+    if code == 4:
+        assert world.planner.refusals or not desk.alive
+        return
+    assert code == 0, desk.end
+    assert [record.step for record in records] == list(range(world.num_steps))
+    members = world.generations[desk.generation].plan.active_ranks
+    assert len({world.executors[rank].history for rank in members}) == 1
+    assert all(incident.resumed_s is not None for incident in desk.coordinator.incidents)
+
+
+@pytest.mark.parametrize("batch", range(6))
+def test_deaths_at_any_moment_never_break_the_protocol(batch: int):
+    """Kills and lost supervisors, up to four, in any phase: every step exactly once, one state."""
+    for seed in range(batch * NUM_SCHEDULES // 6, (batch + 1) * NUM_SCHEDULES // 6):
+        world = world_of(seed)
+        plague(world, "ku", most=4)
+        try:
+            check_end(world, world.run(LIMIT_S).exit_code)
+        except AssertionError as error:
+            raise AssertionError(f"schedule {seed}: {error}") from error
+
+
+def test_hung_and_mute_ranks_do_not_stop_the_others():
+    """A hung executor is fenced, a mute supervisor evicted; the job goes on or ends with a reason."""
+    codes: list[int] = []
+    for seed in range(150):
+        world = world_of(seed)
+        plague(world, "khs", most=3)
+        end = world.run(LIMIT_S)
+        codes.append(end.exit_code)
+        if end.exit_code == 1:  # alone, a hang is not to be told from a slow step
+            assert "no step finished" in end.reason or "times in a row" in end.reason
+        else:
+            check_end(world, end.exit_code)
+    assert {0, 1} <= set(codes)
+
+
+def test_a_death_before_the_start_ends_the_job():
+    """There is nothing to save, and the cause is usually the job file."""
+    for seed in range(30):
+        world = world_of(seed)
+        world.after(0.0, lambda world=world: strike(world, "ku"))
+        assert world.run(LIMIT_S).exit_code == 1
+        assert world.phases == [Phase.STARTING, Phase.STOPPING]
+
+
+def test_the_schedules_reach_the_rare_cases():
+    """What the tests above are for does happen in them."""
+    seen: set[str] = set()
+    for seed in range(NUM_SCHEDULES // 4):
+        world = world_of(seed)
+        plague(world, "ku", most=4)
+        world.run(LIMIT_S)
+        phases = world.phases
+        seen |= {f"{a.value}-{b.value}" for a, b in zip(phases, phases[1:], strict=False)}
+        seen |= {f"exit {world.desk.end.exit_code}"} if world.desk.end else set()
+        generations = {ran for e in world.executors for _, ran in e.history}
+        seen |= {"many generations"} if len(generations) > 2 else set()
+        seen |= {"standby"} if any(g.plan.standby for g in world.generations.values()) else set()
+        seen |= world.rarities
+    assert seen >= {
+        "opening-settling",
+        "running-settling",
+        "exit 0",
+        "exit 4",
+        "many generations",
+        "standby",
+        "rolled forward",
+        "store host lost",
+        "late report",
+    }
+
+
+def test_a_schedule_is_a_function_of_its_seed():
+    """So that a failure can be looked at again."""
+
+    def story(seed: int) -> list[str]:
+        world = world_of(seed)
+        plague(world, "ku", most=3)
+        world.run(LIMIT_S)
+        return [repr(action) for action in world.desk.actions]
+
+    seeds = random.Random(0).sample(range(1000), 3)
+    assert [story(seed) for seed in seeds] == [story(seed) for seed in seeds]

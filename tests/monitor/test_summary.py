@@ -1,0 +1,88 @@
+"""The lines that an operator reads, to the letter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from coordinator_cases import record_of
+
+from resihp.monitor.incident import Incident
+from resihp.monitor.summary import step_line, summary
+
+RECORD = msgspec.structs.replace(
+    record_of(12, 2.34567), grad_norm=0.98765, num_tokens=2048, duration_s=0.25
+)
+
+
+def incident(**changes: object) -> Incident:
+    usual = Incident(
+        ranks=[5],
+        evidence="its executor ended with signal 9",
+        detected_s=10.004,
+        step=7,
+        hit_s=10.0,
+        resumed_s=10.404,
+        lost_work_s=0.123,
+        moved_bytes=3 << 20,
+        action="dp1.pp0 TP 2 -> 1",
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+def test_a_step_has_one_line():
+    """Loss, norm, speed, time and generation, in columns."""
+    assert step_line(RECORD, 2) == (
+        "step   12  loss  2.3457  grad   0.988    8,192 tok/s     250 ms  gen 2"
+    )
+
+
+def test_a_skipped_step_says_so():
+    """Its numbers may not be numbers."""
+    skipped = msgspec.structs.replace(
+        RECORD, loss=float("nan"), grad_norm=float("inf"), skipped=True
+    )
+    assert step_line(skipped, 1) == (
+        "step   12  loss     nan  grad     inf    8,192 tok/s     250 ms  gen 1"
+        "  skipped: gradients not finite"
+    )
+
+
+def test_the_summary_of_a_run_with_a_failure():
+    """What happened, what it cost, where the files are."""
+    lines = summary([record_of(0), RECORD], [incident()], 2, Path("/runs/a"), "finished")
+    assert lines.split("\n") == [
+        "",
+        "finished: 2 steps, final loss 2.3457, 1 of 1 failures survived, 2 plans used",
+        "  rank 5 at step 7: detected 4 ms, recovered 400 ms, 3.0 MiB moved, 0.12 s of work redone "
+        "(dp1.pp0 TP 2 -> 1)",
+        "run directory: /runs/a",
+    ]
+
+
+def test_the_summary_of_a_run_without_failures():
+    """No line is wasted."""
+    assert summary([RECORD], [], 1, Path("r"), "finished").split("\n")[1] == (
+        "finished: 1 steps, final loss 2.3457, 0 of 0 failures survived, 1 plan used"
+    )
+
+
+def test_what_is_not_known_is_not_made_up():
+    """A death that nobody announced has no detection time; a fatal one no recovery."""
+    silent = incident(hit_s=None, lost_work_s=None, ranks=[1, 4])
+    fatal = incident(resumed_s=None, step=9)
+    lines = summary([], [silent, fatal], 3, Path("r"), "no plan").split("\n")
+    assert lines[1:4] == [
+        "no plan: 0 steps, no step finished, 1 of 2 failures survived, 3 plans used",
+        "  rank 1, 4 at step 7: detected ?, recovered 400 ms, 3.0 MiB moved (dp1.pp0 TP 2 -> 1)",
+        "  rank 5 at step 9: not recovered",
+    ]
+
+
+def test_an_incident_as_an_event_has_its_derived_times():
+    """Beside everything it is made of."""
+    row = incident().row()
+    assert round(row["detection_ms"], 6) == 4  # type: ignore[call-overload]
+    assert round(row["recovery_ms"], 6) == 400  # type: ignore[call-overload]
+    assert row["ranks"] == [5]
+    assert incident(hit_s=None, resumed_s=None).row()["detection_ms"] is None
