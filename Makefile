@@ -4,11 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit kills clean
+.PHONY: demo test lint types unit kills reconfigure clean
 .DELETE_ON_ERROR:
 
+# Train and lose a rank half-way; then the same job without the loss, and the two compared.
 demo: $(VENV)/.run
 	$(BIN)/resihp train examples/stdlib.toml
+	$(BIN)/resihp train examples/stdlib.toml --no-inject
+	$(BIN)/resihp compare
 
 test: lint types unit
 
@@ -24,6 +27,9 @@ unit: $(VENV)/.dev
 
 kills: $(VENV)/.run
 	$(BIN)/python benchmarks/random_kills.py
+
+reconfigure: $(VENV)/.run
+	$(BIN)/python benchmarks/reconfigure.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -131,19 +131,14 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="resihp-kills-"))
     started_s = time.monotonic()
     reference = run_job(folder / "reference", args.schedule, None)
-    print(
-        " run  rank  step  instr  detect ms  recover ms  lost s  max rel diff  final loss diff"
-    )
+    print(" run  rank  step  instr  detect ms  recover ms  lost s  max rel diff  final loss diff")
     table = [
-        one_kill(folder, number, args.seed, reference, args.schedule)
-        for number in range(args.runs)
+        one_kill(folder, number, args.seed, reference, args.schedule) for number in range(args.runs)
     ]
     columns = list(zip(*table, strict=True))
     for name, pick in (("median", statistics.median), ("max", max)):
         cells = [float(pick(column)) for column in columns]
-        print(
-            f"{name:>22} {cells[0]:10.0f} {cells[1]:10.0f} {cells[2]:9.2f} {cells[3]:14.1e}"
-        )
+        print(f"{name:>22} {cells[0]:10.0f} {cells[1]:10.0f} {cells[2]:9.2f} {cells[3]:14.1e}")
     print(
         f"{args.runs} kills: no hang, no other loss (tolerance {TOLERANCE:g} relative), every "
         f"sample used once; {time.monotonic() - started_s:.0f} s"

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from resihp.config import JobConfig, load
 from resihp.errors import ConfigError, CoordinatorLost, ResihpError, UserError
 from resihp.monitor.coordinator import Coordinator
@@ -43,10 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; the exit code of the job."""
     parser = argparse.ArgumentParser(prog="resihp.worker", description="Run one rank of a job.")
     parser.add_argument("job", help="the job file (TOML)")
+    parser.add_argument("--no-inject", action="store_true", help="leave out injected faults")
     args = parser.parse_args(argv)
     rank = -1
     try:
         job = load(args.job)
+        if args.no_inject:
+            job = msgspec.structs.replace(job, inject=())
         rank = _rank(os.environ, job)
         return asyncio.run(_run(job, rank))
     except CoordinatorLost as error:

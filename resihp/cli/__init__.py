@@ -51,6 +51,7 @@ class Verb(NamedTuple):
 VERBS = {
     "train": Verb("resihp.cli.train", "train a job on this machine", light=False),
     "kill": Verb("resihp.cli.kill", "kill one rank of a running job", light=False),
+    "compare": Verb("resihp.cli.compare", "compare two runs step by step", light=True),
     "verify": Verb("resihp.cli.verify", "prove that plans can run, or say why not", light=True),
     "fmt": Verb("resihp.cli.fmt", "write plans in the canonical form", light=True),
     "show": Verb("resihp.cli.show", "print what a plan says, or one rank's program", light=True),

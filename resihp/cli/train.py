@@ -11,6 +11,9 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("job", type=Path, help="the job file (TOML)")
+    parser.add_argument(
+        "--no-inject", action="store_true", help="leave out the faults that the job file injects"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,6 +26,6 @@ def run(args: argparse.Namespace) -> int:
     job = load(args.job)
 
     async def launch() -> int:
-        return await Launcher(job, args.job).run()
+        return await Launcher(job, args.job, inject=not args.no_inject).run()
 
     return asyncio.run(launch())

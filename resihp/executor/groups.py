@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
-from resihp.errors import CommError
+from resihp.errors import CommError, GenerationClosed
 from resihp.executor.flat import split_flat
 from resihp.executor.transport import LOOPBACK
 
@@ -109,9 +109,9 @@ class Communicator:
         try:
             work.wait(_SLICE)
         except RuntimeError:
-            if work.is_completed():
-                raise
-            return False
+            if not work.is_completed():
+                return False
+            work.wait()  # it ended just after the slice: only its own error counts
         return True
 
     def release(self) -> None:
@@ -143,12 +143,14 @@ class GroupFactory:
         self._rank = rank
         self._generation = generation
         try:
-            self._store = TCPStore(
+            self._store: Any = TCPStore(
                 LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=self._timeout
             )
         except RuntimeError as error:
             raise CommError(f"the store of generation {generation} is gone: {error}") from error
-        self.built: list[Communicator] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._built: list[Communicator] = []
 
     def build(self, name: str, ranks: Sequence[int]) -> Communicator:
         """The group `name` over `ranks`, of which we are one. CommError where one is missing."""
@@ -161,5 +163,25 @@ class GroupFactory:
         except RuntimeError as error:
             raise CommError(f"group {name} over ranks {list(ranks)} failed: {error}") from error
         communicator = Communicator(group, ranks, index)
-        self.built.append(communicator)
-        return communicator
+        with self._lock:
+            if not self._closed:
+                self._built.append(communicator)
+                return communicator
+        communicator.release()
+        raise GenerationClosed("the generation is over")
+
+    def abort(self) -> None:
+        """Wake whatever is pending on any group. Each takes some 20 ms: on threads of their own."""
+        with self._lock:
+            built = list(self._built)
+        for communicator in built:
+            threading.Thread(target=communicator.abort, daemon=True).start()
+
+    def release(self) -> None:
+        """Let everything go, also what is still being built; not on the event loop (see there)."""
+        with self._lock:
+            self._closed = True
+            built, self._built = self._built, []
+        self._store = None
+        for communicator in built:
+            communicator.release()

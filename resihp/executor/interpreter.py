@@ -78,6 +78,9 @@ class Interpreter:
         self._counts_norms = counts_norms
         self._before = before
         self._loop = asyncio.get_running_loop()
+        self._outputs: dict[tuple[Op, Key], Event] = {}
+        self._inputs: dict[tuple[Op, Key], Event] = {}
+        self._arrivals: dict[tuple[Op, Key], list[Event]] = {}
         self._tree = GradientTree(batches.num_replicas, batches.num_microbatches)
         self._handlers: dict[Op, Callable[[ProgramInstr], None]] = {
             Op.F: self._forward,
@@ -114,6 +117,14 @@ class Interpreter:
         assert self._state.record is not None
         return self._state.record
 
+    def discard(self) -> None:
+        """Drop everything of the iteration that was begun; both streams are idle."""
+        self._stage.discard_all()
+        self._tree.discard_all()
+        self._outputs.clear()
+        self._inputs.clear()
+        self._arrivals.clear()
+
     def _begin(self, step: int) -> None:
         self._step_number = step
         self._start_s = time.monotonic()
@@ -121,12 +132,8 @@ class Interpreter:
         self._last = Event()
         self._last.set()
         self._index = 0
-        self._outputs: dict[tuple[Op, Key], Event] = {}
-        self._inputs: dict[tuple[Op, Key], Event] = {}
-        self._arrivals: dict[tuple[Op, Key], list[Event]] = {}
         self._samples: dict[int, int] = {}
-        self._stage.discard_all()
-        self._tree.discard_all()
+        self.discard()
 
     def _stream_of(self, instr: ProgramInstr) -> tuple[ThreadStream, list[Event]]:
         """Where an injected fault runs, so that it hits right before `instr`."""

@@ -55,7 +55,8 @@ class Resharding:
     ) -> Holding | None:
         """Send what others lack, receive what we lack; the new holding (None: standby).
 
-        `old` is not changed. Raises `CommError` or `PeerLost` where a peer is gone.
+        `old` is not changed. The number of updates is for `TrainState.prepare` to set. Raises
+        `CommError` or `PeerLost` where a peer is gone.
         """
         arriving = [
             (move, transport.receive(move.source, _tag(number)))
@@ -101,7 +102,7 @@ class Resharding:
     def _build(
         self, old: Holding | None, program: Program, arrived: list[tuple[ShardMove, Event]]
     ) -> Holding:
-        new = self._empty(program, old.optimizer.num_steps if old is not None else 0)
+        new = self._empty(program)
         if old is not None:
             self._keep(old, new)
         for move, event in arrived:
@@ -120,7 +121,7 @@ class Resharding:
                 piece.copy_(part.view(piece.shape))
         return new
 
-    def _empty(self, program: Program, num_steps: int) -> Holding:
+    def _empty(self, program: Program) -> Holding:
         config = self._job.model
         names = tensor_names(config, program.layers.first, program.layers.last)
         # NaN, so that a piece that nobody filled in can never pass for state.
@@ -131,13 +132,7 @@ class Resharding:
             }
             for _ in range(3)
         )
-        optimizer = AdamW(
-            self._job.optimizer,
-            parameters,
-            exp_avg=exp_avg,
-            exp_avg_sq=exp_avg_sq,
-            num_steps=num_steps,
-        )
+        optimizer = AdamW(self._job.optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
         return Holding(program, optimizer)
 
     def _keep(self, old: Holding, new: Holding) -> None:
@@ -159,7 +154,7 @@ class Resharding:
 
 
 def _tag(number: int) -> Tag:
-    return Tag(kind=STATE, step=0, home=0, microbatch=number, chunk=0)
+    return Tag(kind=STATE, step=number, home=0, microbatch=0, chunk=0)  # 32 bits wide there
 
 
 def _same_place(old: Program, new: Program) -> bool:

@@ -102,6 +102,8 @@ class Session:
         self.go: asyncio.Future[None] = loop.create_future()
         self._store: Any = None
         self._groups: GroupFactory | None = None
+        self._interpreter: Interpreter | None = None
+        self._left = False
 
     @property
     def generation(self) -> int:
@@ -118,7 +120,7 @@ class Session:
             await self._stand_by(plan)
             return
         self._transport.begin(deploy.generation, deploy.key, deploy.peers)
-        interpreter_parts = await self._build_groups(plan, program)
+        groups = await self._build_groups(plan, program)
         holding, moved_bytes = await self._move_state(plan, program)
         assert holding is not None
         hashes = await self._streams.comm.submit(
@@ -129,7 +131,8 @@ class Session:
         await self.go
         state.go()
         self._injector.num_instrs = len(program.instrs)
-        await self._iterate(self._interpreter(plan, holding, *interpreter_parts))
+        self._interpreter = self._make_interpreter(plan, holding, *groups)
+        await self._iterate(self._interpreter)
 
     async def _stand_by(self, plan: Plan) -> None:
         """Without a place in the plan: give away what others need, then wait."""
@@ -169,6 +172,9 @@ class Session:
         def build() -> tuple[Communicator, Communicator, Communicator, dict[int, Communicator]]:
             factory = GroupFactory(port, self.generation, self._rank, timeout_s=timeout_s)
             self._groups = factory
+            if self._left:  # closed while we connected: `leave` did not see these groups
+                factory.release()
+                raise GenerationClosed("the generation is over")
             world = factory.build("world", plan.active_ranks)
             tp = factory.build(f"tp.{group.name}", group.ranks)
             gather = factory.build(f"gather.{group.name}", group.ranks)
@@ -202,7 +208,7 @@ class Session:
         )
         return holding, resharding.received_bytes
 
-    def _interpreter(
+    def _make_interpreter(
         self,
         plan: Plan,
         holding: Holding,
@@ -244,6 +250,7 @@ class Session:
 
     async def leave(self) -> None:
         """Stop everything of this generation; returns when both streams are idle."""
+        self._left = True
         self._streams.cancel()
         self._transport.end()
         for future in (self.store_port, self.go):
@@ -253,28 +260,22 @@ class Session:
         self._store = None  # wakes peers that still connect through it
         idle = asyncio.ensure_future(self._streams.idle())
         for attempt in itertools.count(1):
-            self._abort_groups()
+            if self._groups is not None:
+                self._groups.abort()
             await asyncio.wait([idle], timeout=ABORT_RETRY_S)
             if idle.done():
                 break
             if attempt == DUMP_AFTER_ATTEMPTS:
                 faulthandler.dump_traceback(all_threads=True)  # where it hangs, into our log
         self._release_groups()
+        if self._interpreter is not None:
+            self._interpreter.discard()
         self._streams.reset()
 
     def _release_groups(self) -> None:
         groups, self._groups = self._groups, None
-
-        def release() -> None:
-            for communicator in groups.built if groups is not None else []:
-                communicator.release()
-
-        threading.Thread(target=release, daemon=True).start()
-
-    def _abort_groups(self) -> None:
-        """Wake what is pending on our groups. Each abort blocks for some 20 ms: own threads."""
-        for communicator in self._groups.built if self._groups is not None else []:
-            threading.Thread(target=communicator.abort, daemon=True).start()
+        if groups is not None:
+            threading.Thread(target=groups.release, daemon=True).start()
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:

@@ -141,10 +141,17 @@ class TrainState:
             if self.voted == self.version:
                 self.vote_complete(commit.record)
             self.apply()
-        assert (self.version, self.updates) == (commit.version, commit.updates)
+        settled = (commit.version, commit.version, commit.updates)
+        assert (self.version, self.voted, self.updates) == settled
 
     def prepare(self, generation: int, holding: Holding | None) -> None:
-        """`holding` is complete; it replaces the current one at `go`."""
+        """`holding` is complete; it replaces the current one at `go`.
+
+        Its optimizer gets our number of updates: a rank that was standby received moments, but
+        knows the number, on which their bias correction depends, from the commit only.
+        """
+        if holding is not None:
+            holding.optimizer.num_steps = self.updates
         self.pending = (generation, holding)
 
     def go(self) -> None:
@@ -153,7 +160,6 @@ class TrainState:
         self.layout, self.current = self.pending
         self.pending = None
         self.reduced = None
-        self.voted = self.version
 
 
 def shard_hashes(config: LlamaConfig, holding: Holding, num_chunks: int) -> dict[str, str]:

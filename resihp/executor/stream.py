@@ -144,8 +144,11 @@ class ThreadStream:
             if self._broken is None:
                 self._broken = error or GenerationClosed("the generation is over")
             dropped, self._queue = self._queue, deque()
+            idle = self._take_idle_events() if not self._busy else []
         for item in dropped:
             item.event.fail(self._broken)
+        for event in idle:
+            event.set()
 
     def reset(self) -> None:
         """Accept work again after `cancel` or an error; the stream must be idle."""
@@ -164,12 +167,14 @@ class ThreadStream:
         event.set()
         return event
 
+    def _take_idle_events(self) -> list[Event]:
+        events, self._idle_events = self._idle_events, []
+        return events
+
     def _next(self) -> _Item:
         with self._condition:
             self._busy = False
-            idle: list[Event] = []
-            if not self._queue:
-                idle, self._idle_events = self._idle_events, []
+            idle = self._take_idle_events() if not self._queue else []
         for event in idle:
             event.set()
         with self._condition:

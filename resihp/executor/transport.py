@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
+import time
 from typing import NamedTuple
 
 from torch import Tensor
@@ -30,6 +31,8 @@ LOOPBACK = "127.0.0.1"
 _HEADER = struct.Struct("!IBIHIHQ")  # generation, kind, step, home, micro-batch, chunk, bytes
 MAX_UNCLAIMED_BYTES = 1 << 30
 """How much a peer may send ahead of our receives before it is taken for broken."""
+RETRY_S = 0.01
+"""Pause before a peer that has not begun the generation yet is asked again."""
 
 
 class Tag(NamedTuple):
@@ -49,9 +52,11 @@ STATE = 255
 class _Mailbox:
     """What one peer sent and what we still wait for from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
         self.arrived: dict[Tag, bytearray] = {}
         self.waiting: dict[Tag, Event] = {}
+        self.connected = False
         self.lost: BaseException | None = None
         self.unclaimed_bytes = 0
 
@@ -75,6 +80,8 @@ class Transport:
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._readers: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self.num_refused = 0
+        """Connections that were turned away, over all generations."""
 
     async def open(self) -> int:
         """Listen; the port. Connections are served until `close`."""
@@ -85,13 +92,14 @@ class Transport:
         """Start a generation: from now on its peers (all of `ports`) may connect."""
         self.end()
         with self._lock:
-            self._mailboxes = {peer: _Mailbox() for peer in ports}
+            self._mailboxes = {peer: _Mailbox(peer) for peer in ports}
         self._generation, self._key, self._ports = generation, key, ports
 
     def end(self) -> None:
         """End the generation: every pending receive fails, every connection is closed."""
         with self._lock:
             mailboxes, self._mailboxes = self._mailboxes, {}
+        self._key, self._ports = b"", {}
         for mailbox in mailboxes.values():
             _fail_all(mailbox, GenerationClosed("the generation is over"))
         for task in self._readers:
@@ -109,25 +117,42 @@ class Transport:
     # --- sending
 
     async def connect(self, peers: set[int]) -> None:
-        """Open the connections to all `peers`, which have begun this generation before.
+        """Open the connections to all `peers` that have none yet.
 
-        Raises an ExceptionGroup of PeerLost where one does not answer.
+        Peers that have not begun this generation yet are waited for. Raises an ExceptionGroup of
+        PeerLost where one does not answer, of GenerationClosed where the generation ends.
         """
         async with asyncio.TaskGroup() as tasks:
-            for peer in sorted(peers):
+            for peer in sorted(peers - self._writers.keys()):
                 tasks.create_task(self._connect(peer))
 
     async def _connect(self, peer: int) -> None:
+        generation, ports = self._generation, self._ports
+        deadline_s = time.monotonic() + self._timeout_s
+        while peer in ports and self._ports is ports:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._connect_once(peer, ports)
+                return
+            except AuthError as error:
+                if time.monotonic() > deadline_s:
+                    raise _not_accepted(peer, generation) from error
+                await asyncio.sleep(RETRY_S)
+            except (OSError, WireError) as error:
+                raise _not_accepted(peer, generation) from error
+        raise GenerationClosed("the generation is over")
+
+    async def _connect_once(self, peer: int, ports: dict[int, int]) -> None:
         identity = Identity(self._job, "executor", self._rank, self._generation)
+        reader, writer = await asyncio.open_connection(LOOPBACK, ports[peer])
         try:
-            async with asyncio.timeout(self._timeout_s):
-                reader, writer = await asyncio.open_connection(LOOPBACK, self._ports[peer])
-                self._writers[peer] = writer
-                await connect_handshake(
-                    reader, writer, self._key, identity, timeout_s=self._timeout_s
-                )
-        except (OSError, WireError) as error:
-            raise PeerLost(f"rank {peer} does not accept generation {self._generation}") from error
+            await connect_handshake(reader, writer, self._key, identity, timeout_s=self._timeout_s)
+            if self._ports is not ports:
+                raise GenerationClosed("the generation is over")
+        except BaseException:
+            writer.transport.abort()
+            raise
+        self._writers[peer] = writer
 
     def send(self, peer: int, tag: Tag, tensor: Tensor) -> None:
         """Post `tensor` (contiguous, on CPU) to `peer`; returns at once.
@@ -165,13 +190,13 @@ class Transport:
         task = asyncio.current_task()
         assert task is not None
         self._readers.add(task)
-        peer = -1
         try:
-            peer = await self._authenticate(reader, writer)
-            await self._read(peer, reader)
+            mailbox = await self._authenticate(reader, writer)
+            await self._read(mailbox, reader)
         except asyncio.CancelledError:
             pass  # `end` cancelled us: the generation is over
         except Exception as error:
+            self.num_refused += 1
             if not connection_lost(error):
                 raise
         finally:
@@ -180,7 +205,7 @@ class Transport:
 
     async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> int:
+    ) -> _Mailbox:
         def admit(identity: Identity) -> str | None:
             if (identity.job, identity.role) != (self._job, "executor"):
                 return "not an executor of this job"
@@ -191,10 +216,14 @@ class Transport:
         identity, _, _ = await accept_handshake(
             reader, writer, self._key, admit, timeout_s=self._timeout_s
         )
-        return identity.rank
+        mailbox = self._mailboxes[identity.rank]
+        if mailbox.connected:
+            raise AuthError(f"rank {identity.rank} is connected already")
+        mailbox.connected = True
+        return mailbox
 
-    async def _read(self, peer: int, reader: asyncio.StreamReader) -> None:
-        mailbox = self._mailboxes[peer]
+    async def _read(self, mailbox: _Mailbox, reader: asyncio.StreamReader) -> None:
+        peer = mailbox.peer
         try:
             while True:
                 header = await reader.readexactly(_HEADER.size)
@@ -222,6 +251,10 @@ class Transport:
                 mailbox.unclaimed_bytes += len(payload)
         if event is not None:
             event.set(payload)
+
+
+def _not_accepted(peer: int, generation: int) -> PeerLost:
+    return PeerLost(f"rank {peer} does not accept generation {generation}")
 
 
 def _fail_all(mailbox: _Mailbox, error: BaseException) -> None:

@@ -325,14 +325,14 @@ class Coordinator:
 
     def _no_plan(self, why: str) -> str:
         return (
-            f"no plan can carry the loss of {_plural_ranks(sorted(self._lost))}: {why}. "
-            f"Newest complete state: {self._newest_state()}."
+            f"no plan can carry the loss of {_plural_ranks(sorted(self._lost))}: {why}; "
+            f"newest complete state: {self._newest_state()}"
         )
 
     def _newest_state(self) -> str:
         if self._base_plan is None:
             return "none, the job had not begun"
-        return f"step {len(self.records)} was held in memory only and is gone"
+        return f"step {len(self.records)}, in memory only; this version writes no checkpoint"
 
     def _deploy(
         self, plan: VerifiedPlan, version: int, record: StepRecord | None, updates: int
@@ -364,7 +364,8 @@ class Coordinator:
         self._enter(Phase.RUNNING)
         self._last_step_s = self._now_s
         self._broadcast(Go(generation=self.generation))
-        self._log("running", generation=self.generation, hashes=message.hashes)
+        hashes = {name: h for joined in self._joined.values() for name, h in joined.hashes.items()}
+        self._log("running", generation=self.generation, hashes=hashes)
         if self.incidents and self.incidents[-1].resumed_s is None:
             self._close_incident(self.incidents[-1])
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from resihp.config import JobConfig
@@ -21,9 +22,17 @@ __all__ = ["Launcher"]
 class Launcher:
     """Owns the supervisors of one job; `run` returns the job's exit code."""
 
-    def __init__(self, job: JobConfig, job_path: Path) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        job_path: Path,
+        *,
+        inject: bool = True,
+        worker: Sequence[str] = ("-m", "resihp.worker"),
+    ) -> None:
+        """`worker` is what Python runs as a supervisor, `inject` whether faults are injected."""
         self._job = job
-        self._job_path = job_path
+        self._worker = [*worker, str(job_path), *([] if inject else ["--no-inject"])]
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
         self._children: list[Child] = []
         self._signal: signal.Signals | None = None
@@ -69,7 +78,7 @@ class Launcher:
             env[LISTEN_FD] = str(listener.fileno())
             pass_fds.append(listener.fileno())
         return Child(
-            [sys.executable, "-m", "resihp.worker", str(self._job_path)],
+            [sys.executable, *self._worker],
             env=env,
             pass_fds=pass_fds,
             new_session=True,

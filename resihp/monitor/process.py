@@ -100,12 +100,14 @@ class Child:
 
     def _reap(self) -> None:
         code = self._process.wait()
+        self._handle.close()
         if not self._code.done():
             self._code.set_result(code)
 
     def send(self, number: signal.Signals) -> None:
         """Signal the child; nothing happens where it is gone."""
-        self._handle.send(number)
+        if self.running:
+            self._handle.send(number)
 
     @property
     def running(self) -> bool:

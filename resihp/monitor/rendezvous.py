@@ -8,6 +8,7 @@ is the parent of all workers. The secret is never in an argument, an environment
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import stat
 import tempfile
@@ -100,27 +101,41 @@ def publish(path: Path, port: int) -> Place:
 
 
 def write_place(path: Path, place: Place) -> None:
-    """Write a place to a file that only this user can read, in one move."""
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.msgpack.encode(place))
-    os.replace(scratch, path)
+    """Write a place to a file that only this user can read, in one move.
+
+    AuthError where something that is not ours is in its way.
+    """
+    # The folder may be shared: a name that nobody can guess is a name that nobody can occupy.
+    scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.msgpack.encode(place))
+        os.replace(scratch, path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise AuthError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_place(path: Path) -> Place | None:
     """What `publish` wrote, None where it is not there yet. AuthError: not a private file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        # Without O_NONBLOCK a named pipe in this place would hold us until somebody writes to it.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise AuthError(f"{path} is not a plain file: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise AuthError(f"{path} is not a plain file")
         if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o600:
             raise AuthError(f"{path} is not a private file of this user")
-        try:
-            return msgspec.msgpack.decode(file.read(1024), type=Place)
-        except msgspec.DecodeError as error:
-            raise UserError(f"{path} is no rendezvous file") from error
+        content = os.read(fd, 1024)
+    finally:
+        os.close(fd)
+    try:
+        return msgspec.msgpack.decode(content, type=Place)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path} is no rendezvous file") from error

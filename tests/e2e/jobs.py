@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 DEADLINE_S = 50.0
 TAG = "RESIHP_TEST"
@@ -91,19 +92,19 @@ class Run:
         (path,) = self.runs_dir.iterdir()
         return path
 
-    def rows(self, name: str) -> list[dict[str, object]]:
+    def rows(self, name: str) -> list[dict[str, Any]]:
         lines = (self.dir / f"{name}.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
-    def events(self, kind: str) -> list[dict[str, object]]:
+    def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in self.rows("events") if row["event"] == kind]
 
     def losses(self) -> list[float]:
-        return [float(str(row["loss"])) for row in self.rows("metrics")]
+        return [float(row["loss"]) for row in self.rows("metrics")]
 
     def executor_pid(self, rank: int) -> int:
         (row,) = [row for row in self.events("executor_started") if row["rank"] == rank]
-        return int(str(row["pid"]))
+        return int(row["pid"])
 
     def supervisor_pid(self, rank: int) -> int:
         return parent_of(self.executor_pid(rank))

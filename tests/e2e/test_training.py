@@ -47,7 +47,7 @@ def test_every_sample_is_used_exactly_once_and_in_order(
     run: Run = request.getfixturevalue(name)
     ledger = run.rows("ledger")
     assert [row["step"] for row in ledger] == list(range(10))
-    used = list(itertools.chain.from_iterable(list(row["samples"]) for row in ledger))
+    used = list(itertools.chain.from_iterable(row["samples"] for row in ledger))
     packing = Packing(load_dataset(str(corpus)), 64, 0)
     sampler = Sampler(packing.num_windows, 0)
     assert used == [sampler.sample_id(position) for position in range(len(used))]
@@ -66,15 +66,15 @@ def test_an_incident_says_when_it_was_seen_and_when_all_ran_again(killed: Run) -
     for incident, rank, step in ((first, 5, 3), (second, 2, 6)):
         assert incident["ranks"] == [rank]
         assert incident["step"] == step
-        times = [float(str(incident[key])) for key in ("hit_s", "detected_s", "resumed_s")]
+        times = [incident[key] for key in ("hit_s", "detected_s", "resumed_s")]
         assert times == sorted(times)
-        assert int(str(incident["moved_bytes"])) > 0
+        assert incident["moved_bytes"] > 0
 
 
 def test_survivors_notice_in_well_under_a_second(killed: Run) -> None:
     """From SIGKILL to the last survivor knowing it."""
     for incident in killed.events("incident"):
-        assert float(str(incident["noticed_s"])) - float(str(incident["hit_s"])) < 0.9
+        assert incident["noticed_s"] - incident["hit_s"] < 0.9
 
 
 def test_the_summary_and_the_console_tell_the_same_story(killed: Run) -> None:
@@ -106,9 +106,7 @@ def test_replicas_have_equal_hashes_after_each_recovery(killed: Run) -> None:
     assert shards >= {f"layer {n} shard {c}/2" for n in range(4) for c in range(2)}
 
 
-def test_all_schedules_train_the_same_model(
-    healthy: Run, tmp_path: Path, corpus: Path
-) -> None:
+def test_all_schedules_train_the_same_model(healthy: Run, tmp_path: Path, corpus: Path) -> None:
     """The order of B and W does not change a bit: 1F1B gives the losses of ZB-H1."""
     code, run = complete(Job(steps=3, schedule="1f1b"), tmp_path, corpus)
     assert code == 0, run.text
@@ -116,9 +114,7 @@ def test_all_schedules_train_the_same_model(
     assert run.losses()[:3] == healthy.losses()[:3]
 
 
-def test_torchrun_survives_a_killed_executor(
-    healthy: Run, tmp_path: Path, corpus: Path
-) -> None:
+def test_torchrun_survives_a_killed_executor(healthy: Run, tmp_path: Path, corpus: Path) -> None:
     """Under torchrun the job goes on too, and torchrun ends with 0."""
     code, run = complete(Job(kills=((5, 3),)), tmp_path, corpus, torchrun=True)
     assert code == 0, run.text

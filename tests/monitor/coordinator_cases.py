@@ -67,9 +67,7 @@ class CachedPlanner(Planner):
     def after_loss(self, previous: VerifiedPlan, lost: Iterable[int], step: int) -> VerifiedPlan:
         lost = frozenset(lost)
         parent = super().after_loss
-        return self._made(
-            (previous.text, lost, step), lambda: parent(previous, sorted(lost), step)
-        )
+        return self._made((previous.text, lost, step), lambda: parent(previous, sorted(lost), step))
 
     def _made(self, key, make) -> VerifiedPlan:
         if key not in self._plans:

@@ -438,6 +438,9 @@ class World:
         """The generation whose vote made `record`."""
         for number in self.generations:
             for executor in self.executors:
-                if loss_of((*executor.history[: record.step], (record.step, number))) == record.loss:
+                if (
+                    loss_of((*executor.history[: record.step], (record.step, number)))
+                    == record.loss
+                ):
                     return number
         raise AssertionError("a record that nobody made")

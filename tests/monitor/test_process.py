@@ -16,7 +16,6 @@ import pytest
 
 from resihp.monitor.process import Child, ProcessHandle, is_stopped
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 ROOT = Path(__file__).parents[2]
 FAR_S = 20.0
 
@@ -132,13 +131,20 @@ def test_a_stopped_process_is_seen_and_a_running_one_is_not():
     assert not is_stopped(process.pid), "a process that is gone is not stopped"
 
 
-def test_a_name_with_brackets_does_not_confuse_the_state(tmp_path: Path):
+def test_a_name_with_brackets_does_not_confuse_the_state():
     """The kernel prints the name of the program before its state, unescaped."""
-    odd = tmp_path / "a) T (b"
-    odd.symlink_to("/bin/sleep")
-    process = subprocess.Popen([odd, "600"])
+    code = (
+        "import ctypes, time\n"
+        "ctypes.CDLL(None).prctl(15, b'a) T (b', 0, 0, 0)\n"  # PR_SET_NAME
+        "print(flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.readline()
     try:
-        assert Path(f"/proc/{process.pid}/comm").read_text() == "a) T (b\n"
+        assert "(a) T (b)" in Path(f"/proc/{process.pid}/stat").read_text()
         assert not is_stopped(process.pid)
     finally:
         process.kill()

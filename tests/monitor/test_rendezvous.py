@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,18 @@ def test_a_stale_file_is_replaced(path: Path):
     assert [child.name for child in path.parent.iterdir()] == [path.name]
 
 
-def test_a_stale_file_of_a_half_written_place_does_not_matter(path: Path):
-    """A process of our number may have died while it wrote."""
-    path.with_name(f"{path.name}.{os.getpid()}").write_bytes(b"half")
-    place = publish(path, 3)
-    assert read_place(path) == place
+def test_a_place_that_is_taken_is_refused_without_a_trace(path: Path):
+    """Such as by a directory; no file with a secret is left behind."""
+    (path / "full").mkdir(parents=True)
+    with pytest.raises(AuthError, match="cannot be written"):
+        publish(path, 1)
+    assert [child.name for child in path.parent.iterdir()] == [path.name]
+
+
+def test_a_folder_that_is_not_there_is_an_error_with_its_name(tmp_path: Path):
+    """Such as a wrong XDG_RUNTIME_DIR."""
+    with pytest.raises(AuthError, match=f"{tmp_path}/none/place cannot be written: No such file"):
+        publish(tmp_path / "none" / "place", 1)
 
 
 def test_a_symbolic_link_is_not_followed(path: Path, tmp_path: Path):
@@ -96,10 +104,11 @@ def test_a_file_that_others_can_touch_is_refused(path: Path, mode: int):
         read_place(path)
 
 
-def test_a_directory_is_refused(path: Path):
-    """Not a plain file either."""
-    path.mkdir(0o600)
-    with pytest.raises(AuthError):
+@pytest.mark.parametrize("plant", [Path.mkdir, os.mkfifo], ids=["directory", "named pipe"])
+def test_what_is_no_plain_file_is_refused_at_once(path: Path, plant: Callable[[Path, int], None]):
+    """A named pipe would hold whoever opens it."""
+    plant(path, 0o600)
+    with pytest.raises(AuthError, match="not a plain file"):
         read_place(path)
 
 

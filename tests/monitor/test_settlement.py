@@ -92,7 +92,9 @@ def test_every_real_mixture_settles_where_all_can_follow(
 
 def test_equal_replicas_do_not_differ():
     """Ranks of other shards have other names; a standby rank has none."""
-    assert differing_shards({0: joined(a="1"), 1: joined(b="2"), 2: joined(a="1"), 3: joined()}) == ""
+    assert (
+        differing_shards({0: joined(a="1"), 1: joined(b="2"), 2: joined(a="1"), 3: joined()}) == ""
+    )
 
 
 def test_a_difference_names_the_shard_and_both_ranks():

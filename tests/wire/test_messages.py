@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import typing
 
 import msgspec
@@ -108,10 +109,8 @@ def test_a_damaged_message_is_refused_or_is_a_message(message: object, data: st.
         payload[place] ^= 1 << data.draw(st.integers(0, 7))
     else:
         del payload[place:]
-    try:
+    with contextlib.suppress(FrameError):
         decode(bytes(payload))
-    except FrameError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_trailing_bytes_are_refused():
 
 def test_deep_nesting_is_refused():
     """A bomb of nested lists inside a field that is skipped."""
-    record = {name: 0 for name in StepRecord.__struct_fields__} | {"skipped": False, "samples": []}
+    record = dict.fromkeys(StepRecord.__struct_fields__, 0) | {"skipped": False, "samples": []}
     done = {"type": "StepDone", "generation": 1, "record": record}
     plain = msgspec.msgpack.encode(done)
     assert isinstance(decode(plain), StepDone)

@@ -1,0 +1,323 @@
+"""The transaction around a step: whoever was where, all end in the same state."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from cases import assert_same_bits
+from layouts import SMALL, job_of, logical_tensors, one_stage, shards_of
+
+from resihp.executor.adamw import AdamW
+from resihp.executor.init import initial_tensor
+from resihp.executor.shards import local_shard
+from resihp.executor.state import Holding, TrainState, clip_scale, initial_holding, shard_hashes
+from resihp.ir.expand import Program, expand
+from resihp.ir.model import Plan
+from resihp.wire.messages import Commit, StepRecord
+
+PLAN = one_stage({0: 2, 1: 2}, 2, 2)
+PROGRAM = expand(PLAN, 1)
+JOB = job_of(PLAN.mesh)
+
+
+def running(program: Program = PROGRAM) -> TrainState:
+    """A rank in generation 1, before its first step."""
+    state = TrainState(JOB)
+    state.adopt(0, Commit(version=0, updates=0, record=None))
+    state.prepare(1, initial_holding(JOB, program))
+    state.go()
+    return state
+
+
+def gradient(step: int, program: Program = PROGRAM) -> dict[str, torch.Tensor]:
+    return shards_of(program, logical_tensors(500 + step))
+
+
+def record_of(state: TrainState, step: int, *, norm: float = 40.0, skipped: bool = False):
+    return StepRecord(
+        step=step,
+        loss=2.0,
+        grad_norm=norm,
+        learning_rate=state.learning_rate(step),
+        skipped=skipped,
+        num_tokens=256,
+        samples=(step,),
+        duration_s=0.1,
+    )
+
+
+def commit_of(state: TrainState) -> Commit:
+    """What the coordinator makes of a rank that completed its step."""
+    return Commit(version=state.version, updates=state.updates, record=state.record)
+
+
+def do_step(state: TrainState, *, skipped: bool = False, until: str = "applied") -> None:
+    """The next step, or the beginning of it: until it is reduced, voted or applied."""
+    step = state.version
+    state.reduce_complete(gradient(step))
+    if until == "reduced":
+        return
+    state.vote_complete(record_of(state, step, skipped=skipped))
+    if until == "applied":
+        state.apply()
+
+
+def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
+    """Parameters and moments."""
+    assert state.current is not None
+    return {
+        f"{kind}.{name}": tensor
+        for kind, tensors in zip("pms", state.current.kinds(), strict=True)
+        for name, tensor in tensors.items()
+    }
+
+
+def copies(state: TrainState) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors_of(state).items()}
+
+
+# --- one step
+
+
+def test_a_step_is_an_update_with_clipped_gradients():
+    """By the norm and the learning rate of the record, which all ranks share."""
+    state = running()
+    do_step(state)
+    parameters = initial_holding(JOB, PROGRAM).parameters
+    oracle = AdamW(JOB.optimizer, parameters)
+    scale = JOB.optimizer.grad_clip / (40.0 + 1e-6)
+    oracle.step(gradient(0), state.learning_rate(0), scale)
+    assert state.current is not None
+    assert_same_bits(state.current.parameters, oracle.parameters)
+    assert (state.version, state.voted, state.updates) == (1, 1, 1)
+
+
+def test_small_gradients_are_not_scaled():
+    """Clipping only ever shrinks."""
+    assert clip_scale(0.5, 1.0) == 1.0
+    assert clip_scale(0.0, 1.0) == 1.0
+    assert clip_scale(4.0, 1.0) == pytest.approx(0.25)
+
+
+def test_a_skipped_step_is_a_version_without_an_update():
+    """Nothing changes but the count, on every rank alike."""
+    state = running()
+    before = copies(state)
+    do_step(state, skipped=True)
+    assert_same_bits(tensors_of(state), before)
+    assert (state.version, state.updates) == (1, 0)
+
+
+def test_steps_out_of_order_are_bugs():
+    """No vote without gradients before it, no update without a vote, no step on top of another."""
+    state = running()
+    with pytest.raises(AssertionError):
+        state.apply()
+    with pytest.raises(AssertionError):
+        state.vote_complete(record_of(state, 1))
+    do_step(state, until="voted")
+    with pytest.raises(AssertionError, match="before the last one was applied"):
+        state.reduce_complete(gradient(1))
+
+
+# --- settling after a failure
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.parametrize("until", ["reduced", "voted", "applied"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_whoever_is_behind_rolls_forward_to_the_same_bits(
+    steps_before: int, until: str, skipped: bool
+):
+    """Before the vote, before the update, or after it: the commit makes them equal."""
+    ahead, behind = running(), running()
+    for _ in range(steps_before):
+        do_step(ahead)
+        do_step(behind)
+    do_step(ahead, skipped=skipped)
+    do_step(behind, skipped=skipped, until=until)
+    for state in (ahead, behind):
+        state.adopt(1, commit_of(ahead))
+    assert_same_bits(tensors_of(behind), tensors_of(ahead))
+    for state in (ahead, behind):
+        assert (state.version, state.voted) == (steps_before + 1, steps_before + 1)
+        assert state.updates == steps_before + (not skipped)
+        assert state.record == ahead.record
+
+
+@pytest.mark.parametrize("until", ["reduced", "nothing"])
+def test_an_interrupted_step_that_nobody_voted_is_forgotten(until: str):
+    """It is redone in the next generation, from the version before it."""
+    state = running()
+    do_step(state)
+    before = copies(state)
+    if until == "reduced":
+        do_step(state, until="reduced")
+    state.adopt(1, commit_of(state))
+    state.prepare(2, state.current)
+    state.go()
+    assert_same_bits(tensors_of(state), before)
+    assert state.reduced is None
+    assert (state.version, state.voted, state.layout) == (1, 1, 2)
+    do_step(state)
+    assert state.version == 2
+
+
+def test_a_rank_cannot_be_asked_for_what_it_never_had():
+    """Two steps ahead, back, or forward without gradients: bugs of the coordinator."""
+    state = running()
+    record = record_of(state, 0)
+    with pytest.raises(AssertionError, match="without gradients"):
+        state.adopt(1, Commit(version=1, updates=1, record=record))
+    do_step(state)
+    for version in (0, 3):
+        with pytest.raises(AssertionError):
+            state.adopt(1, Commit(version=version, updates=version, record=record))
+    with pytest.raises(AssertionError, match="no layout of generation 7"):
+        state.adopt(7, commit_of(state))
+
+
+def test_a_settlement_may_be_repeated():
+    """A second loss while the next generation opens deploys again from the same layout."""
+    state, ahead = running(), running()
+    do_step(ahead)
+    do_step(state, until="reduced")
+    for generation in (2, 3):
+        state.adopt(1, commit_of(ahead))
+        state.prepare(generation, Holding(PROGRAM, AdamW(JOB.optimizer, gradient(9))))
+    assert_same_bits(tensors_of(state), tensors_of(ahead))
+    assert state.layouts == (1, 3)
+
+
+def test_a_prepared_layout_is_used_only_after_go():
+    """Until then the old one is what others may still need."""
+    state = running()
+    old = state.current
+    new = Holding(PROGRAM, AdamW(JOB.optimizer, gradient(9)))
+    state.prepare(2, new)
+    assert (state.layout, state.current) == (1, old)
+    assert state.layouts == (1, 2)
+    state.go()
+    assert (state.layout, state.current) == (2, new)
+    assert state.layouts == (2,)
+
+
+@pytest.mark.parametrize("base", [1, 2])
+def test_a_prepared_layout_is_promoted_or_discarded_as_the_others_say(base: int):
+    """Whether all joined is known to the coordinator only: its base decides."""
+    state = running()
+    old, new = state.current, Holding(PROGRAM, AdamW(JOB.optimizer, gradient(9)))
+    state.prepare(2, new)
+    state.adopt(base, commit_of(state))
+    assert state.current is (new if base == 2 else old)
+    assert state.layouts == (base,)
+
+
+# --- standby
+
+
+def test_a_standby_rank_takes_over_the_numbers():
+    """It holds nothing, so there is nothing to roll forward."""
+    state = TrainState(JOB)
+    record = record_of(state, 6)
+    state.adopt(3, Commit(version=7, updates=5, record=record))
+    assert (state.version, state.voted, state.updates, state.record) == (7, 7, 5, record)
+    state.prepare(4, None)
+    state.go()
+    assert (state.layout, state.current) == (4, None)
+
+
+def test_a_rank_that_is_parked_lets_go_of_its_shards():
+    """At go, since until then others may need them."""
+    state = running()
+    do_step(state)
+    state.adopt(1, commit_of(state))
+    state.prepare(2, None)
+    assert state.current is not None
+    state.go()
+    assert state.current is None
+
+
+def test_a_standby_rank_that_comes_in_updates_like_the_others():
+    """Bias correction depends on the number of updates, which it did not do itself."""
+    veteran, newcomer = running(), TrainState(JOB)
+    for skipped in (False, True, False):
+        do_step(veteran, skipped=skipped)
+    commit = commit_of(veteran)
+    newcomer.adopt(1, commit)
+    veteran.adopt(1, commit)
+    assert veteran.current is not None
+    parameters, mean, mean_sq = (
+        {name: tensor.clone() for name, tensor in kind.items()} for kind in veteran.current.kinds()
+    )
+    received = AdamW(JOB.optimizer, parameters, exp_avg=mean, exp_avg_sq=mean_sq)
+    newcomer.prepare(2, Holding(PROGRAM, received))
+    veteran.prepare(2, veteran.current)
+    for state in (veteran, newcomer):
+        state.go()
+        do_step(state)
+    assert_same_bits(tensors_of(newcomer), tensors_of(veteran))
+
+
+# --- the beginning, and hashes
+
+
+@pytest.mark.parametrize(
+    "plan", [PLAN, one_stage({0: 1}, 1, 2), one_stage({0: 4}, 1, 2)], ids="212"
+)
+def test_every_layout_starts_from_the_same_model(plan: Plan):
+    """Each rank has its shards of it, and moments of zero."""
+    for rank in plan.active_ranks:
+        program = expand(plan, rank)
+        holding = initial_holding(job_of(plan.mesh), program)
+        for name, shard in holding.parameters.items():
+            whole = initial_tensor(SMALL, name, JOB.job.seed)
+            assert torch.equal(shard, local_shard(name, whole, program.tp, program.tp_index))
+        assert not any(t.any() for kind in holding.kinds()[1:] for t in kind.values())
+
+
+def held(plan: Plan, rank: int, seed: int = 0) -> Holding:
+    """Shards of three random logical states."""
+    program = expand(plan, rank)
+    parameters, mean, mean_sq = (
+        shards_of(program, logical_tensors(10 * seed + kind)) for kind in range(3)
+    )
+    return Holding(program, AdamW(JOB.optimizer, parameters, exp_avg=mean, exp_avg_sq=mean_sq))
+
+
+def test_hashes_are_the_same_in_every_layout():
+    """A shard has one name and one digest, however many of them a rank holds."""
+    seen: dict[str, str] = {}
+    for degrees in ({0: 1}, {0: 2}, {0: 4}, {0: 4, 1: 1, 2: 2}):
+        plan = one_stage(degrees, len(degrees), 2)
+        names: set[str] = set()
+        for rank in plan.active_ranks:
+            for name, digest in shard_hashes(SMALL, held(plan, rank), 4).items():
+                assert seen.setdefault(name, digest) == digest, name
+                names.add(name)
+        assert names == set(seen), "some layout misses a shard"
+    assert len(seen) == SMALL.num_hidden_layers * 5
+    assert len(set(seen.values())) == len(seen)
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_one_bit_of_difference_changes_the_hash_of_its_shard_only(kind: int):
+    """Of parameters or of either moment."""
+    plan = one_stage({0: 2}, 1, 2)
+    same, other = held(plan, 1), held(plan, 1)
+    tensor = other.kinds()[kind]["model.layers.2.self_attn.o_proj.weight"]
+    bits = tensor.view(torch.int32)
+    bits[3, 0] ^= 1
+    before, after = (shard_hashes(SMALL, holding, 4) for holding in (same, other))
+    assert {name for name in before if before[name] != after[name]} == {"layer 2 shard 2/4"}
+
+
+def test_the_learning_rate_is_a_function_of_the_step_only():
+    """Not of updates, ranks or generations."""
+    job = msgspec.structs.replace(
+        JOB, optimizer=msgspec.structs.replace(JOB.optimizer, lr=1.0, warmup_steps=4)
+    )
+    state = TrainState(job)
+    assert [state.learning_rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert state.learning_rate(9) == pytest.approx(0.1)
