@@ -134,17 +134,20 @@ class Communicator:
 class GroupFactory:
     """Builds the groups of one generation; every member must build the same ones.
 
-    `timeout_s` bounds both the connecting and each operation; it only matters where no verdict
-    of the coordinator comes, since `abort` ends operations much earlier.
+    `connect_s` bounds the connecting, `collective_s` each operation; they only matter where no
+    verdict of the coordinator comes, since `abort` ends operations much earlier.
     """
 
-    def __init__(self, port: int, generation: int, rank: int, *, timeout_s: float) -> None:
-        self._timeout = timedelta(seconds=timeout_s)
+    def __init__(
+        self, port: int, generation: int, rank: int, *, connect_s: float, collective_s: float
+    ) -> None:
+        self._connect = timedelta(seconds=connect_s)
+        self._collective = timedelta(seconds=collective_s)
         self._rank = rank
         self._generation = generation
         try:
             self._store: Any = TCPStore(
-                LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=self._timeout
+                LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=self._connect
             )
         except RuntimeError as error:
             raise CommError(f"the store of generation {generation} is gone: {error}") from error
@@ -157,9 +160,13 @@ class GroupFactory:
         index = list(ranks).index(self._rank)
         if len(ranks) == 1:
             return Communicator(None, ranks, index)
-        prefix = PrefixStore(f"g{self._generation}/{name}", self._store)
+        store = self._store
+        if self._closed:
+            raise GenerationClosed("the generation is over")
+        prefix = PrefixStore(f"g{self._generation}/{name}", store)
         try:
-            group = ProcessGroupGloo(prefix, index, len(ranks), self._timeout)
+            group = ProcessGroupGloo(prefix, index, len(ranks), self._connect)
+            group.set_timeout(self._collective)
         except RuntimeError as error:
             raise CommError(f"group {name} over ranks {list(ranks)} failed: {error}") from error
         communicator = Communicator(group, ranks, index)

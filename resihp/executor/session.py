@@ -156,9 +156,9 @@ class Session:
         self, plan: Plan, program: Program
     ) -> tuple[Communicator, Communicator, Communicator, dict[int, Communicator]]:
         """All groups of this rank, in an order that is the same on every rank."""
-        timeout_s = self._timing.collective_s
+        timing = self._timing
         if self._deploy.store_rank == self._rank:
-            self._store, port = await in_thread(lambda: open_store(timeout_s))
+            self._store, port = await in_thread(lambda: open_store(timing.join_s))
             self._send(StoreOpened(generation=self.generation, port=port))
         port = await self.store_port
         group = plan.group_of(self._rank)
@@ -170,7 +170,13 @@ class Session:
         ]
 
         def build() -> tuple[Communicator, Communicator, Communicator, dict[int, Communicator]]:
-            factory = GroupFactory(port, self.generation, self._rank, timeout_s=timeout_s)
+            factory = GroupFactory(
+                port,
+                self.generation,
+                self._rank,
+                connect_s=timing.join_s,
+                collective_s=timing.collective_s,
+            )
             self._groups = factory
             if self._left:  # closed while we connected: `leave` did not see these groups
                 factory.release()

@@ -93,6 +93,7 @@ class Coordinator:
         self._evicted: set[int] = set()
         self._finished: set[int] = set()
         self._reopenings = 0
+        self._trouble_since_s: float | None = None
 
         self.records: list[StepRecord] = []
         self.incidents: list[Incident] = []
@@ -146,6 +147,8 @@ class Coordinator:
                     self._fence(rank, f"did not leave its generation in {waited_s:.1f} s")
             case Phase.OPENING if waited_s > self._timing.join_s:
                 self._reopen(f"not all ranks joined in {waited_s:.0f} s")
+            case Phase.OPENING | Phase.RUNNING if self._in_trouble():
+                self._reopen("a connection broke, and nobody was lost")
             case Phase.RUNNING:
                 self._check_stall()
             case _:
@@ -153,6 +156,11 @@ class Coordinator:
         if self.phase is not Phase.STOPPING:
             self._check_silence()
         return self._take()
+
+    def _in_trouble(self) -> bool:
+        """Whether something broke so long ago that a lost rank would have been found by now."""
+        since_s = self._trouble_since_s
+        return since_s is not None and self._now_s - since_s > self._timing.silent_s
 
     @property
     def alive(self) -> frozenset[int]:
@@ -212,6 +220,8 @@ class Coordinator:
 
     def _on_trouble(self, rank: int, message: Trouble) -> None:
         self._log("trouble", rank=rank, generation=message.generation, what=message.what)
+        if message.generation == self.generation and self._trouble_since_s is None:
+            self._trouble_since_s = self._now_s
 
     def _on_exit(self, rank: int, message: ExecutorExited) -> None:
         how = f"signal {-message.code}" if message.code < 0 else f"exit code {message.code}"
@@ -254,6 +264,7 @@ class Coordinator:
         self._joined.clear()
         self._fenced.clear()
         self._finished.clear()
+        self._trouble_since_s = None
         if not self._alive:
             self._stop("no rank is left", NoFeasiblePlan.exit_code)
             return
@@ -360,7 +371,6 @@ class Coordinator:
             self._stop(f"replicas of the same shard differ after recovery: {differing}", 1)
             return
         self._base, self._base_plan = self.generation, self._plan
-        self._reopenings = 0
         self._enter(Phase.RUNNING)
         self._last_step_s = self._now_s
         self._broadcast(Go(generation=self.generation))
@@ -390,6 +400,7 @@ class Coordinator:
             assert record.step < len(self.records), "a step was skipped"
             return
         self.records.append(record)
+        self._reopenings = 0
         self._longest_step_s = max(self._longest_step_s, record.duration_s)
         self._last_step_s = self._now_s
         self._actions.append(StepCommitted(record, generation))

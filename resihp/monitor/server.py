@@ -124,6 +124,8 @@ class CoordinatorServer:
                 await self._serve_operator(channel)
             else:
                 await self._serve_rank(identity.rank, channel)
+        except ProcessLookupError:
+            pass  # a supervisor that died right after its first message
         except Exception as error:
             if not connection_lost(error):
                 raise
@@ -165,6 +167,13 @@ class CoordinatorServer:
         self._channels[rank].send(Fence(reason="operator"))
         return Reply(text=f"rank {rank}: SIGKILL sent to its executor")
 
+    def _evict(self, rank: int) -> None:
+        """Kill a silent supervisor, and take it for gone even where it cannot be killed."""
+        if rank in self._handles:
+            self._handles[rank].send(signal.SIGKILL)
+        if rank in self._channels:
+            self._channels[rank].close()
+
     # --- actions
 
     def _perform(self, actions: list[Action]) -> None:
@@ -186,8 +195,7 @@ class CoordinatorServer:
                 case Say(line):
                     self._say(line)
                 case Evict(rank):
-                    if rank in self._handles:
-                        self._handles[rank].send(signal.SIGKILL)
+                    self._evict(rank)
                 case End(exit_code, reason):
                     self.exit_code, self.reason = exit_code, reason
                     self._ended.set()

@@ -24,7 +24,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     join_s: float
     """All survivors must have built groups and moved state within this time."""
     collective_s: float
-    """Bound of a collective when no verdict comes; larger than all of the above but start."""
+    """Bound of a collective when no verdict comes; a legitimate wait for others is shorter."""
     stalled_s: float
     """No finished step for this long (or ten times the longest one) ends the job."""
     grace_s: float
@@ -41,7 +41,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             start_s=180.0,
             settle_s=max(10 * detect_within_s, 10.0),
             join_s=max(30 * detect_within_s, 30.0),
-            collective_s=max(60 * detect_within_s, 60.0),
+            collective_s=max(120 * detect_within_s, 120.0),
             stalled_s=max(120 * detect_within_s, 120.0),
             grace_s=max(2 * detect_within_s, 2.0),
         )

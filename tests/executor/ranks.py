@@ -44,7 +44,9 @@ class Member:
     def join(
         self, port: int, generation: int, timeout_s: float, names: Mapping[str, Sequence[int]]
     ) -> None:
-        factory = GroupFactory(port, generation, self.rank, timeout_s=timeout_s)
+        factory = GroupFactory(
+            port, generation, self.rank, connect_s=timeout_s, collective_s=timeout_s
+        )
         self.groups = {name: factory.build(name, ranks) for name, ranks in names.items()}
 
     def all_reduce(self, name: str, values: Sequence[float]) -> list[float]:

@@ -195,7 +195,7 @@ def test_a_store_that_is_gone_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(CommError, match="the store of generation 5 is gone"):
-        GroupFactory(port, 5, 0, timeout_s=0.5)
+        GroupFactory(port, 5, 0, connect_s=0.5, collective_s=0.5)
 
 
 def listeners(port: int) -> list[str]:

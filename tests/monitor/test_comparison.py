@@ -61,7 +61,7 @@ def test_other_samples_are_never_equal(tmp_path: Path) -> None:
 def test_runs_of_different_length_are_refused(tmp_path: Path) -> None:
     """A run that was stopped cannot be compared with one that finished."""
     run = write_run(tmp_path / "a", [2.0])
-    with pytest.raises(UserError, match="1 steps and .* has 2"):
+    with pytest.raises(UserError, match=r"1 steps and .* has 2"):
         compare(run, write_run(tmp_path / "b", [2.0, 1.0]))
 
 

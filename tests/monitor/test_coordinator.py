@@ -25,6 +25,7 @@ from resihp.wire.messages import (
     Stop,
     StoreAt,
     StoreOpened,
+    Trouble,
 )
 
 BEAT = Beat(step=0, instruction=3)
@@ -482,3 +483,43 @@ def test_a_signal_ends_the_job_in_every_phase(phase: Phase):
     desk.wait(1000)
     assert len(desk.actions) == before
     assert desk.sent(Close) == [] or phase is Phase.SETTLING
+
+
+TROUBLE = "the connection from rank 1 broke"
+
+
+def test_a_broken_connection_without_a_loss_opens_a_new_generation():
+    """Two live ranks cannot talk: after the time in which a loss is found, all start anew."""
+    desk = Desk().run()
+    desk.say(0, Trouble(generation=1, what=TROUBLE, at_s=0.0))
+    desk.wait(desk.timing.silent_s * 0.9, beats=BEAT)
+    assert not desk.sent(Close)
+    desk.wait(desk.timing.silent_s * 0.2, beats=BEAT)
+    assert desk.sent(Close) == [(rank, Close(generation=2)) for rank in desk.world]
+    assert not desk.coordinator.incidents
+
+
+def test_trouble_that_a_loss_explains_opens_one_generation_only():
+    """The usual case: survivors see broken connections just before the verdict."""
+    desk = Desk().run()
+    desk.say(0, Trouble(generation=1, what=TROUBLE, at_s=0.0))
+    desk.say(1, exited())
+    for rank in desk.alive:
+        desk.say(rank, settled(2))
+    desk.join()
+    desk.wait(desk.timing.silent_s * 1.1, beats=BEAT)
+    assert desk.generation == 2
+
+
+def test_trouble_that_comes_back_before_every_step_ends_the_job():
+    """New generations that all break before a step is finished are not opened for ever."""
+    desk = Desk().run()
+    while desk.phase is Phase.RUNNING:
+        desk.say(0, Trouble(generation=desk.generation, what=TROUBLE, at_s=0.0))
+        desk.wait(desk.timing.silent_s * 1.1, beats=BEAT)
+        if desk.phase is Phase.SETTLING:
+            desk.say_all(settled(desk.generation))
+            desk.join()
+    assert desk.generation == 4
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
