@@ -18,7 +18,7 @@ import enum
 from resihp.config import JobConfig
 from resihp.errors import NoFeasiblePlan, PlanRejected
 from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
-from resihp.monitor.incident import Incident
+from resihp.monitor.incident import Incident, IncidentBook, listed
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.settlement import differing_shards, newest_version
 from resihp.wire.auth import derive_key
@@ -80,7 +80,6 @@ class Coordinator:
         self._ready: dict[int, Ready] = {}
         self._heard_s: dict[int, float] = {}
         self._positions: dict[int, tuple[int, int]] = {}
-        self._hits: dict[int, float] = {}
 
         self.generation = 0
         self._base = 0
@@ -96,7 +95,7 @@ class Coordinator:
         self._trouble_since_s: float | None = None
 
         self.records: list[StepRecord] = []
-        self.incidents: list[Incident] = []
+        self._book = IncidentBook()
         self.num_plans = 0
         self._last_step_s = now_s
         self._longest_step_s = 0.0
@@ -125,7 +124,7 @@ class Coordinator:
 
     def hit(self, rank: int, at_s: float) -> None:
         """Somebody is about to kill `rank` (for the detection time of the incident)."""
-        self._hits[rank] = at_s
+        self._book.hit(rank, at_s)
 
     def stop(self, reason: str, exit_code: int, now_s: float) -> list[Action]:
         """End the job from outside (a signal)."""
@@ -161,6 +160,11 @@ class Coordinator:
         """Whether something broke so long ago that a lost rank would have been found by now."""
         since_s = self._trouble_since_s
         return since_s is not None and self._now_s - since_s > self._timing.silent_s
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """What happened so far, in order."""
+        return self._book.incidents
 
     @property
     def alive(self) -> frozenset[int]:
@@ -240,21 +244,13 @@ class Coordinator:
         self._reopenings = 0
         if last_words.strip():
             self._say(f"rank {rank}: {last_words.strip().splitlines()[-1]}")
-        if self.phase in (Phase.SETTLING, Phase.OPENING) and self.incidents:
-            incident = self.incidents[-1]
-            incident.ranks.append(rank)
-            incident.evidence += f"; rank {rank}: {evidence}"
-        else:
-            self.incidents.append(
-                Incident(
-                    ranks=[rank],
-                    evidence=evidence,
-                    detected_s=self._now_s,
-                    step=len(self.records),
-                    hit_s=self._hits.pop(rank, None),
-                    lost_work_s=self._now_s - self._last_step_s,
-                )
-            )
+        self._book.lose(
+            rank,
+            evidence,
+            now_s=self._now_s,
+            step=len(self.records),
+            since_s=self._last_step_s,
+        )
         self._close()
 
     def _close(self) -> None:
@@ -299,12 +295,12 @@ class Coordinator:
         if settlement.record is not None:
             self._on_record(settlement.record, self._base)
         cause = "reopened"
-        if self.incidents and self.incidents[-1].resumed_s is None:
-            incident = self.incidents[-1]
+        incident = self._book.open
+        if incident is not None:
             incident.settled_s = self._now_s
             incident.noticed_s = max(message.noticed_s for message in self._settled.values())
             incident.step = settlement.version
-            cause = f"lost rank {_ranks(incident.ranks)}: {incident.evidence}"
+            cause = f"lost {listed(incident.ranks)}: {incident.evidence}"
         self._plan_and_deploy(
             cause, settlement.version, settlement.record, updates=settlement.updates
         )
@@ -336,7 +332,7 @@ class Coordinator:
 
     def _no_plan(self, why: str) -> str:
         return (
-            f"no plan can carry the loss of {_plural_ranks(sorted(self._lost))}: {why}; "
+            f"no plan can carry the loss of {listed(sorted(self._lost))}: {why}; "
             f"newest complete state: {self._newest_state()}"
         )
 
@@ -376,8 +372,8 @@ class Coordinator:
         self._broadcast(Go(generation=self.generation))
         hashes = {name: h for joined in self._joined.values() for name, h in joined.hashes.items()}
         self._log("running", generation=self.generation, hashes=hashes)
-        if self.incidents and self.incidents[-1].resumed_s is None:
-            self._close_incident(self.incidents[-1])
+        if self._book.open is not None:
+            self._close_incident(self._book.open)
 
     def _close_incident(self, incident: Incident) -> None:
         assert self._plan is not None
@@ -385,13 +381,7 @@ class Coordinator:
         incident.moved_bytes = sum(joined.moved_bytes for joined in self._joined.values())
         incident.action = _describe(self._plan)
         self._actions.append(Log("incident", incident.row()))
-        detection = incident.detection_ms
-        seen = "" if detection is None else f" seen after {detection:.0f} ms,"
-        self._say(
-            f"! lost {_plural_ranks(incident.ranks)} ({incident.evidence}){seen} "
-            f"running again after {incident.recovery_ms:.0f} ms: {incident.action}; "
-            f"step {incident.step} is redone"
-        )
+        self._say(incident.line)
 
     # --- running
 
@@ -466,10 +456,6 @@ class Coordinator:
 
 def _ranks(ranks: list[int]) -> str:
     return ", ".join(str(rank) for rank in ranks)
-
-
-def _plural_ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_ranks(ranks)}"
 
 
 def _describe(plan: VerifiedPlan) -> str:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-__all__ = ["Incident"]
+__all__ = ["Incident", "IncidentBook", "listed"]
+
+
+def listed(ranks: Iterable[int]) -> str:
+    """`rank 5`, `ranks 2, 6`."""
+    numbers = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
 class Incident(msgspec.Struct, kw_only=True):
@@ -42,3 +50,52 @@ class Incident(msgspec.Struct, kw_only=True):
         fields["detection_ms"] = self.detection_ms
         fields["recovery_ms"] = self.recovery_ms
         return fields
+
+    @property
+    def line(self) -> str:
+        """The incident in one line, for the console: who, evidence, cost, action."""
+        detection, recovery = self.detection_ms, self.recovery_ms
+        assert recovery is not None
+        seen = "" if detection is None else f" seen after {detection:.0f} ms,"
+        return (
+            f"! lost {listed(self.ranks)} ({self.evidence}){seen} "
+            f"running again after {recovery:.0f} ms: {self.action}; "
+            f"step {self.step} is redone"
+        )
+
+
+class IncidentBook:
+    """All incidents of a job; the last one is open until everybody runs again."""
+
+    def __init__(self) -> None:
+        self.incidents: list[Incident] = []
+        self._hits: dict[int, float] = {}
+
+    @property
+    def open(self) -> Incident | None:
+        """The incident that the job is recovering from."""
+        last = self.incidents[-1] if self.incidents else None
+        return last if last is not None and last.resumed_s is None else None
+
+    def hit(self, rank: int, at_s: float) -> None:
+        """A fault is about to hit `rank`."""
+        self._hits[rank] = at_s
+
+    def lose(self, rank: int, evidence: str, *, now_s: float, step: int, since_s: float) -> None:
+        """`rank` is lost in iteration `step`, which has been running since `since_s`."""
+        hit_s = self._hits.pop(rank, None)
+        incident = self.open
+        if incident is not None:
+            incident.ranks.append(rank)
+            incident.evidence += f"; rank {rank}: {evidence}"
+            return
+        self.incidents.append(
+            Incident(
+                ranks=[rank],
+                evidence=evidence,
+                detected_s=now_s,
+                step=step,
+                hit_s=hit_s,
+                lost_work_s=now_s - since_s,
+            )
+        )

@@ -523,3 +523,20 @@ def test_trouble_that_comes_back_before_every_step_ends_the_job():
     assert desk.generation == 4
     assert desk.end is not None
     assert desk.end.exit_code == 1
+
+
+def test_a_loss_while_all_start_anew_without_a_loss_is_an_incident_of_its_own():
+    """Not part of the one before, which is closed."""
+    desk = Desk(job_of(tp=1, dp=3)).run()
+    desk.say(2, exited())
+    for rank in desk.alive:
+        desk.say(rank, settled(2))
+    desk.join()
+    desk.say(0, Trouble(generation=2, what=TROUBLE, at_s=0.0))
+    desk.wait(desk.timing.silent_s * 1.1, beats=BEAT)
+    assert desk.phase is Phase.SETTLING
+    desk.say(1, exited())
+    desk.say(0, settled(4))
+    desk.join()
+    assert [incident.ranks for incident in desk.coordinator.incidents] == [[2], [1]]
+    assert all(incident.resumed_s is not None for incident in desk.coordinator.incidents)
