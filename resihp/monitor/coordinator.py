@@ -141,6 +141,9 @@ class Coordinator:
             case Phase.STARTING if waited_s > self._timing.start_s:
                 missing = sorted(self._alive - self._ready.keys())
                 self._stop(f"ranks {_ranks(missing)} did not get ready in {waited_s:.0f} s", 1)
+            case Phase.SETTLING if waited_s > 2 * self._timing.settle_s:
+                stuck = sorted(self._alive - self._settled.keys())
+                self._stop(f"{listed(stuck)} neither settled nor died in {waited_s:.0f} s", 1)
             case Phase.SETTLING if waited_s > self._timing.settle_s:
                 for rank in sorted(self._alive - self._settled.keys()):
                     self._fence(rank, f"did not leave its generation in {waited_s:.1f} s")

@@ -540,3 +540,15 @@ def test_a_loss_while_all_start_anew_without_a_loss_is_an_incident_of_its_own():
     desk.join()
     assert [incident.ranks for incident in desk.coordinator.incidents] == [[2], [1]]
     assert all(incident.resumed_s is not None for incident in desk.coordinator.incidents)
+
+
+def test_a_rank_that_neither_settles_nor_dies_ends_the_job():
+    """A fence that does not work (a process in the kernel's hands) must not hold all for ever."""
+    desk = Desk().run()
+    desk.say(1, exited())
+    desk.say(0, settled(2))
+    desk.wait(desk.timing.settle_s * 1.1, beats=BEAT)
+    assert [rank for rank, _ in desk.sent(Fence)] == [2, 3]
+    desk.wait(desk.timing.settle_s, beats=BEAT)
+    assert desk.end is not None
+    assert desk.end.reason == "ranks 2, 3 neither settled nor died in 21 s"
