@@ -28,6 +28,7 @@ class Job:
     pp: int = 2
     dp: int = 2
     schedule: str = "zb-h1"
+    kv_heads: int = 2
     kills: tuple[tuple[int, int], ...] = ()
     """(rank, step), each in the middle of the rank's program."""
     at: int | None = None
@@ -54,7 +55,7 @@ runs_dir = "{folder / "runs"}"
 hidden_size = 32
 num_hidden_layers = 4
 num_attention_heads = 4
-num_key_value_heads = 2
+num_key_value_heads = {self.kv_heads}
 intermediate_size = 64
 vocab_size = 258
 [parallel]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,19 @@ def test_all_schedules_train_the_same_model(healthy: Run, tmp_path: Path, corpus
     assert code == 0, run.text
     # The learning rate of the first steps is the warm-up's, whatever the number of steps.
     assert run.losses()[:3] == healthy.losses()[:3]
+
+
+def test_a_standby_rank_takes_the_place_of_a_lost_one(tmp_path: Path, corpus: Path) -> None:
+    """TP 4 loses a rank: two go on, one is left over; it fills the gap of the next loss."""
+    job = Job(steps=6, tp=4, pp=1, dp=2, schedule="1f1b", kv_heads=4)
+    for name in ("healthy", "killed"):
+        (tmp_path / name).mkdir()
+    _, reference = complete(job, tmp_path / "healthy", corpus)
+    code, run = complete(replace(job, kills=((1, 2), (5, 4))), tmp_path / "killed", corpus)
+    assert code == 0, run.text
+    assert "standby 3" in (run.dir / "plans" / "002.plan").read_text()
+    assert "group dp1.pp0 ranks=4,3,6,7" in (run.dir / "plans" / "003.plan").read_text()
+    assert run.losses() == pytest.approx(reference.losses(), rel=TP_CHANGE_TOLERANCE)
 
 
 def test_torchrun_survives_a_killed_executor(healthy: Run, tmp_path: Path, corpus: Path) -> None:
