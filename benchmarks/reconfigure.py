@@ -29,7 +29,7 @@ from resihp.monitor.actions import Action
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.launcher import Launcher
 
-PROBABILITY = 0.5
+PROBABILITY = 0.1
 """Of a closed generation, at each tick of the coordinator while the job runs."""
 
 NUM_GENERATIONS = 400
@@ -42,7 +42,7 @@ JOB = """
 name = "reconfigure"
 steps = {steps}
 runs_dir = "{runs}"
-detect_within_s = 0.5
+detect_within_s = 0.1
 [model]
 hidden_size = 64
 num_hidden_layers = 4

@@ -21,6 +21,8 @@ from resihp.config import JobConfig, load
 from resihp.errors import ConfigError, CoordinatorLost, ResihpError, UserError
 from resihp.monitor.coordinator import Coordinator
 from resihp.monitor.planner import Planner
+from resihp.monitor.preflight import check_job
+from resihp.monitor.process import ENDINGS
 from resihp.monitor.rendezvous import (
     Place,
     inherited,
@@ -53,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.no_inject:
             job = msgspec.structs.replace(job, inject=())
         rank = _rank(os.environ, job)
+        if rank == 0 and not inherited_from_launcher(os.environ):
+            check_job(job)  # `resihp train` did it before it started us
         return asyncio.run(_run(job, rank))
     except CoordinatorLost as error:
         if inherited_from_launcher(os.environ):
@@ -158,11 +162,15 @@ def _handle_signals(supervisor: Supervisor, server: CoordinatorServer | None) ->
         seen.append(number)
         if server is not None:
             server.stop(f"stopped by {number.name}", code)
+            supervisor.give_up(code)
         else:
             supervisor.ask_stop(f"stopped by {number.name}", code)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDINGS:
         loop.add_signal_handler(number, stop, number)
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, ENDINGS
+    )  # `resihp train` started us with them blocked
 
 
 if __name__ == "__main__":

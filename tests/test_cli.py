@@ -43,7 +43,7 @@ def test_answers_about_itself_load_nothing_heavy(argv):
     assert not modules_after(*argv) & HEAVY
 
 
-@pytest.mark.parametrize("verb", ["verify", "fmt", "show", "kill"])
+@pytest.mark.parametrize("verb", ["verify", "explain", "fmt", "show", "expand", "diff", "kill"])
 def test_the_help_of_a_light_verb_never_loads_torch(verb):
     """Plans are worked on without torch."""
     assert "torch" not in modules_after(verb, "--help")

@@ -53,8 +53,11 @@ VERBS = {
     "kill": Verb("resihp.cli.kill", "kill one rank of a running job", light=False),
     "compare": Verb("resihp.cli.compare", "compare two runs step by step", light=True),
     "verify": Verb("resihp.cli.verify", "prove that plans can run, or say why not", light=True),
+    "explain": Verb("resihp.cli.explain", "tell what a diagnostic code means", light=True),
     "fmt": Verb("resihp.cli.fmt", "write plans in the canonical form", light=True),
-    "show": Verb("resihp.cli.show", "print what a plan says, or one rank's program", light=True),
+    "show": Verb("resihp.cli.show", "draw what a plan does over time", light=True),
+    "expand": Verb("resihp.cli.expand", "list the program of one rank", light=True),
+    "diff": Verb("resihp.cli.diff", "tell what changed in meaning between two plans", light=True),
 }
 
 

@@ -22,8 +22,10 @@ def run(args: argparse.Namespace) -> int:
 
     from resihp.config import load
     from resihp.monitor.launcher import Launcher
+    from resihp.monitor.preflight import check_job
 
     job = load(args.job)
+    check_job(job)
 
     async def launch() -> int:
         return await Launcher(job, args.job, inject=not args.no_inject).run()

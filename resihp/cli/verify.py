@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from resihp.ir.diagnostics import Diagnostic
+    from resihp.ir.diagnostics import Diagnostic, FileFindings
     from resihp.ir.model import Plan
 
 __all__ = ["add_arguments", "run"]
@@ -20,7 +21,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("files", nargs="*", metavar="PLAN", help="plan file, or - for stdin")
+    parser.add_argument("files", nargs="+", metavar="PLAN", help="plan file, or - for stdin")
     parser.add_argument(
         "--previous",
         metavar="PLAN",
@@ -29,49 +30,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport",
         default="edge",
-        help="how messages queue: `edge` is one FIFO per directed rank pair (default)",
+        metavar="edge|pair|rank|eager=BYTES",
+        help="prove progress with one FIFO per directed rank pair (edge, default), per rank pair, "
+        "or per rank, or with sends that block beyond BYTES (such as 4MiB) in flight",
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.add_argument("--explain", metavar="CODE", help="say what a code such as RHP501 means")
-    parser.epilog = "Exit status: 0 no errors, 1 findings, 2 wrong use or unreadable file."
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "github", "sarif"),
+        default="text",
+        help="text (default); json for programs; github for annotations in GitHub Actions; sarif "
+        "for code scanners",
+    )
+    parser.epilog = (
+        "Exit status: 0 no errors, 1 findings, 2 wrong use or unreadable file. "
+        "`resihp explain CODE` tells what a finding is about."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify each file; 1 if any has errors."""
+    from resihp.ir.diagnostics import FileFindings
+    from resihp.ir.parser import normalise
     from resihp.ir.verify import check_transport, has_errors
 
-    if args.explain is not None:
-        print(_explain(args.explain))
-        return 0
     check_transport(args.transport)
-    if not args.files:
-        raise UserError("which plan? Name a file, or - for the standard input")
     if [args.previous, *args.files].count("-") > 1:
         raise UserError("standard input can be read once only")
     previous = None if args.previous is None else _read_previous(args.previous)
-    found: dict[str, Sequence[Diagnostic]] = {}
+    files: list[FileFindings] = []
     for path in args.files:
         text = read_text(path)
-        findings = found[name_of_file(path)] = _findings(text, path, previous, args.transport)
+        found = tuple(_findings(text, path, previous, args.transport))
+        file = FileFindings(path=_shown(path, args.format), text=normalise(text), diagnostics=found)
+        files.append(file)
         if args.format == "text":
-            _print(findings, text, path)
-    if args.format == "json":
-        from resihp.ir.render import render_json
-
-        print(render_json(found), end="")
-    return 1 if any(map(has_errors, found.values())) else 0
+            _print(file)
+    if args.format != "text":
+        print(_rendered(files, args.format), end="")
+    return 1 if any(has_errors(file.diagnostics) for file in files) else 0
 
 
-def _explain(code: str) -> str:
-    from resihp.ir.codes import CODES, explain
+def _shown(path: str, form: str) -> str:
+    """The name of a file in the output: as given or, where code scanners match it with the files
+    of a repository, relative to the working directory if it lies below it.
+    """
+    if path == "-" or form in ("text", "json"):
+        return name_of_file(path)
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith(os.pardir) else relative
 
-    text = explain(code.upper())
-    if text is None:
-        import difflib
 
-        near = difflib.get_close_matches(code.upper(), CODES, n=3, cutoff=0.5)
-        raise UserError(f"unknown code `{code}`; there are {', '.join(near or CODES)}")
-    return text
+def _rendered(files: Sequence[FileFindings], form: str) -> str:
+    match form:
+        case "github":
+            from resihp.ir.output_github import render_github
+
+            return render_github(files)
+        case "sarif":
+            from resihp import __version__
+            from resihp.ir.output_sarif import render_sarif
+
+            return render_sarif(files, version=__version__)
+        case _:
+            from resihp.ir.output_json import render_json
+
+            return render_json(files)
 
 
 def _read_previous(path: str) -> Plan:
@@ -95,13 +118,9 @@ def _findings(text: str, path: str, previous: Plan | None, transport: str) -> Se
     return verify(parsed, previous=previous, facts=facts_of, transport=transport)
 
 
-def _print(findings: Sequence[Diagnostic], text: str, path: str) -> None:
-    from resihp.ir.parser import normalise
+def _print(file: FileFindings) -> None:
     from resihp.ir.render import render_text, summary
 
-    name = name_of_file(path)
-    if findings:
-        print(render_text(findings, normalise(text), name))
-        print(f"{name}: {summary(findings)}")
-    else:
-        print(f"{name}: ok")
+    if file.diagnostics:
+        print(render_text(file.diagnostics, file.text, file.path))
+    print(f"{file.path}: {summary(file.diagnostics)}")

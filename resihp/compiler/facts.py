@@ -26,8 +26,9 @@ from collections.abc import Iterable
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Batch, Group, LayerRange, ModelShape, Op, Plan, Stream
+from resihp.ir.reshard import ShardMove
 
-__all__ = ["facts_of", "num_parameters", "peak_partials", "stage_facts"]
+__all__ = ["facts_of", "move_bytes", "num_parameters", "peak_partials", "stage_facts"]
 
 BYTES_PER_ELEMENT = 4
 
@@ -89,6 +90,16 @@ def num_parameters(model: ModelShape, layers: LayerRange, tp: int) -> int:
     if layers.last == model.layers - 1:
         total += model.vocab * hidden + hidden
     return total
+
+
+def move_bytes(model: ModelShape, move: ShardMove) -> int:
+    """Bytes of one move of a reconfiguration: parameters and both AdamW moments."""
+    width = model.hidden // max(model.heads, 1)
+    cut = 2 * model.hidden * (model.heads + model.kv_heads) * width + 3 * model.hidden * model.ffn
+    layer = LayerRange(move.layer, move.layer)
+    whole = num_parameters(model, layer, 1) - cut
+    elements = whole if move.replicated else cut // move.num_chunks
+    return 3 * elements * BYTES_PER_ELEMENT
 
 
 def peak_partials(done: Iterable[MicroBatch], num_microbatches: int) -> int:

@@ -154,7 +154,7 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rank: Index
     step: Index
     instruction: Index | None = None
-    """Index into the rank's program at which it dies (None: the middle)."""
+    """Index into the rank's program at which it dies (None: the middle; too large: the end)."""
 
 
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["GradientTree", "Node", "combine_replicas", "tree_sum"]
+__all__ = ["GradientTree", "Node", "tree_sum"]
 
 
 class Node(NamedTuple):
@@ -107,9 +107,3 @@ def tree_sum(parts: Sequence[Tensor]) -> Tensor:
     split = 1 << ((len(parts) - 1).bit_length() - 1)
     left = tree_sum(parts[:split])
     return left.add_(parts[-1] if len(parts) - split == 1 else tree_sum(parts[split:]))
-
-
-def combine_replicas(sums: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The gradient of the global batch from the per-replica sums, in order of logical replica."""
-    assert all(grads.keys() == sums[0].keys() for grads in sums)
-    return {name: tree_sum([grads[name] for grads in sums]) for name in sums[0]}

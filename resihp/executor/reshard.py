@@ -23,17 +23,12 @@ from resihp.ir.expand import Program
 from resihp.ir.model import Plan
 from resihp.ir.reshard import ShardMove, chunks_of_member, num_state_chunks, transfers
 
-__all__ = ["Resharding", "state_sources", "state_targets"]
+__all__ = ["Resharding", "state_targets"]
 
 
 def state_targets(moves: tuple[ShardMove, ...], rank: int) -> set[int]:
     """Ranks that `rank` sends state to."""
     return {move.target for move in moves if move.source == rank}
-
-
-def state_sources(moves: tuple[ShardMove, ...], rank: int) -> set[int]:
-    """Ranks that `rank` receives state from."""
-    return {move.source for move in moves if move.target == rank}
 
 
 class Resharding:

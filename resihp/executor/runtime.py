@@ -10,7 +10,7 @@ from typing import cast
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed, ResihpError
-from resihp.executor.data import load_dataset
+from resihp.executor.data import Dataset, load_dataset
 from resihp.executor.inject import Injector
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
@@ -23,8 +23,8 @@ from resihp.wire.messages import (
     Beat,
     Close,
     Deploy,
+    Fault,
     Go,
-    Injected,
     Message,
     Ready,
     Settled,
@@ -58,8 +58,15 @@ class Executor:
     async def run(self) -> int:
         """Get ready, then do what the coordinator says."""
         port = await self._transport.open()
-        self._batches, digest, num_samples = await in_thread(self._load_data)
-        self._send(Ready(port=port, dataset_digest=digest, num_samples=num_samples))
+        self._batches, dataset = await in_thread(self._load_data)
+        self._send(
+            Ready(
+                port=port,
+                dataset_digest=dataset.digest,
+                num_samples=self._batches.num_samples,
+                num_skipped_files=dataset.num_skipped,
+            )
+        )
         obeying = asyncio.create_task(self._obey())
         beating = asyncio.create_task(self._beat())
         await asyncio.wait([obeying, self._failure], return_when=asyncio.FIRST_COMPLETED)
@@ -69,13 +76,13 @@ class Executor:
             return self._failure.result()
         return obeying.result()
 
-    def _load_data(self) -> tuple[GlobalBatches, str, int]:
+    def _load_data(self) -> tuple[GlobalBatches, Dataset]:
         job = self._job
         dataset = load_dataset(job.data.source)
         packing = Packing(dataset, job.batch.tokens, job.job.seed)
         sampler = Sampler(packing.num_windows, job.job.seed)
         batches = GlobalBatches(packing, sampler, job.parallel.dp, job.batch.microbatches)
-        return batches, dataset.digest, packing.num_windows
+        return batches, dataset
 
     def _send(self, message: Message) -> None:
         self._channel.send(message)
@@ -168,7 +175,7 @@ class Executor:
     def _announce(self, kind: str, step: int, index: int, sent: Event) -> None:
         def send() -> None:
             at_s = time.monotonic()
-            self._send(Injected(kind=kind, step=step, instruction=index, at_s=at_s))
+            self._send(Fault(kind=kind, step=step, instruction=index, at_s=at_s))
             sent.set()
 
         self._loop.call_soon_threadsafe(send)

@@ -53,6 +53,11 @@ class GlobalBatches:
         self.num_replicas = num_replicas
         self.num_microbatches = num_microbatches
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch."""
+        return self._sampler.num_windows
+
     def sample_id(self, step: int, home: int, micro_batch: int) -> int:
         """The window of micro-batch `micro_batch` of logical replica `home` in step `step`."""
         assert 0 <= home < self.num_replicas

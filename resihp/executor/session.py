@@ -128,6 +128,10 @@ class Session:
         ).wait_async()
         state.prepare(deploy.generation, holding)
         self._send(Joined(generation=self.generation, hashes=hashes, moved_bytes=moved_bytes))
+        self._log(
+            f"{program.group} member {program.tp_index} of {program.tp}, layers {program.layers}, "
+            f"from step {state.version}, {moved_bytes} bytes of state received"
+        )
         await self.go
         state.go()
         self._injector.num_instrs = len(program.instrs)
@@ -141,8 +145,13 @@ class Session:
         await self._move_state(plan, None)
         self._state.prepare(deploy.generation, None)
         self._send(Joined(generation=self.generation, hashes={}, moved_bytes=0))
+        self._log("standby")
         await self.go
         self._state.go()
+
+    def _log(self, line: str) -> None:
+        """Into this rank's log file."""
+        print(f"generation {self.generation}: {line}", flush=True)
 
     async def _iterate(self, interpreter: Interpreter) -> None:
         while self._state.version < self._job.job.steps:

@@ -6,7 +6,8 @@ and the raw bytes. Frames of one connection arrive in the order they were posted
 finds them by tag, so a late `receive` never blocks another message. A lost connection fails
 every pending receive from that peer at once.
 
-The transport's progress guarantee is at least that of `edge` (one FIFO per directed rank pair).
+Its progress is at least that of `resihp.wire.backend.EXECUTOR_TRANSPORT`, which plans are
+verified under.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ class Code(NamedTuple):
 
     title: str
     explanation: str
+    """What is proved."""
+    consequence: str
+    """What would happen if such a plan ran."""
 
 
 CODES: dict[str, Code] = {
@@ -20,279 +23,358 @@ CODES: dict[str, Code] = {
         "line cannot be read",
         "The line is not a statement of the plan language. The caret stands at the first "
         "character that does not fit, and the message says what may stand there.",
+        "A line that is skipped or guessed at would make the plan say something that nobody wrote.",
     ),
     "RHP002": Code(
         "unknown version",
         "A plan starts with `plan 1`. A text without that line, or of a version that this "
         "program does not know, is not read any further.",
+        "The same words may mean something else in another version; running them on a guess "
+        "would train another way without a sign.",
     ),
     "RHP003": Code(
         "missing statement",
         "`model`, `mesh` and `batch` must each be given once, and so must every key that a "
         "line of their kind takes.",
+        "Ranks, shapes and micro-batches are all counted from these lines; a default would "
+        "silently describe another job.",
     ),
     "RHP004": Code(
         "given twice",
         "A line that may appear once (such as `mesh`, `standby` or `reconfigure`), or a key "
         "inside one line, appears a second time.",
+        "Which of the two would count? Taking either one hides a mistake of an edit or of a merge.",
     ),
     "RHP005": Code(
         "block not well formed",
         "`stream` and `reconfigure` open a block: `{` ends the line of the head, every line of "
         "the block is one instruction, and `}` stands on a line of its own.",
+        "Instructions would end up in another stream than the one that they were written for.",
     ),
     "RHP006": Code(
         "too large",
         "The text, a line, a number or a list exceeds what the reader accepts. The limits keep "
         "a damaged or hostile file from exhausting memory; no real plan comes near them.",
+        "Without limits a damaged file could take the whole memory of the process that "
+        "decides for the job.",
     ),
     # --- ranges and names -------------------------------------------------------------------
     "RHP101": Code(
         "rank out of range",
         "The mesh line fixes the ranks: 0 .. tp*pp*dp - 1. The line names another one.",
+        "No process has this number, so everybody who waits for it would wait for ever.",
     ),
     "RHP102": Code(
         "replica or stage out of range",
         "The line names a replica not below `dp` or a stage not below `pp` of the mesh.",
+        "The line would describe a stage that no rank ever runs.",
     ),
     "RHP103": Code(
         "layer out of range",
         "The line names a decoder layer that the model does not have.",
+        "There are no parameters to hold, and the layer that was meant would be held by nobody.",
     ),
     "RHP104": Code(
         "micro-batch out of range",
         "Micro-batches of each replica are numbered 0 .. microbatches - 1 of the batch line.",
+        "There are no samples for it: the instruction would read past the end of the batch.",
     ),
     "RHP105": Code(
         "home replica out of range",
         "In `number@replica` the replica must be one of the mesh's logical replicas. It may be "
         "one that has no group left: that is how lost replicas' micro-batches are named.",
+        "Samples, random numbers and weight in the gradient come from the home, which does "
+        "not exist.",
     ),
     "RHP106": Code(
         "group defined twice",
         "Each (replica, stage) is held by at most one tensor-parallel group.",
+        "Two sets of ranks would each believe to be this group, and peers would send to one "
+        "of them.",
     ),
     "RHP107": Code(
         "stream defined twice",
         "Each (replica, stage) runs exactly one stream; two blocks cover the same one.",
+        "The members of the group would run one of two orders; where they choose differently "
+        "they hang.",
     ),
     "RHP108": Code(
         "impossible sizes",
         "A number of the model, mesh or batch line cannot be: a zero, KV heads that do not "
         "divide the heads, a hidden size that the heads do not divide, or a mesh larger than "
         "the verifier handles.",
+        "Shapes would not divide, and the executor would fail while it builds the model.",
     ),
     # --- topology ---------------------------------------------------------------------------
     "RHP201": Code(
         "rank in two places",
         "A rank is a member of one group, or standby, or lost: exactly one of these, once.",
+        "One process cannot hold two shards; and a rank that is lost or standby does not "
+        "answer its peers.",
     ),
     "RHP202": Code(
         "rank unaccounted for",
         "Every rank of the mesh must be in a group, standby or lost. A rank that no line names "
         "would wait for ever.",
+        "The rank would start, find no work, and the job would wait at the first common step.",
     ),
     "RHP203": Code(
         "TP degree not possible",
         "The number of ranks of a group is its TP degree. It must be a power of two, at most "
         "the mesh's `tp`, and divide the heads, the KV heads and the FFN size.",
+        "The projections could not be cut into equal shards of whole heads.",
     ),
     "RHP204": Code(
         "stage differs between replicas",
         "All groups of a stage hold the same layers, since they sum their gradients layer by "
         "layer.",
+        "Gradients of different layers would be added up, or an all-reduce would wait for a "
+        "member that never comes.",
     ),
     "RHP205": Code(
         "layers not covered in order",
         "The stages hold the layers 0 .. layers - 1 in order, each exactly once: no gap, no "
         "overlap.",
+        "A layer in no stage is left out of the model; a layer in two is applied twice.",
     ),
     "RHP206": Code(
         "group without stream",
         "Every group needs a stream that says what it runs.",
+        "Its ranks would do nothing, and their neighbours would wait for activations for ever.",
     ),
     "RHP207": Code(
         "stream without group",
         "The stream names a (replica, stage) that no ranks hold.",
+        "The work that is written there would never run, though it reads as if it did.",
     ),
     "RHP208": Code(
         "incomplete replica",
         "A replica that has groups must have one for every stage, since activations are passed "
         "inside a replica. A replica with no group at all is fine: others run its "
         "micro-batches.",
+        "Activations would have nowhere to go after the stage before the gap.",
     ),
     # --- exactly once -----------------------------------------------------------------------
     "RHP301": Code(
         "micro-batch never computed",
         "Every micro-batch of every logical replica must run F at every stage, at home or on "
         "another replica, or the global batch would lack samples.",
+        "Training would go on with a smaller global batch than the job was given, without a sign.",
     ),
     "RHP302": Code(
         "computed twice",
         "F, B, W or BW of the same micro-batch appears twice at one stage: its gradient would "
         "be counted twice.",
+        "Its samples would weigh twice in the gradient: the loss looks right, the model is "
+        "not the same.",
     ),
     "RHP303": Code(
         "backward missing",
         "After F a micro-batch needs B and W, or BW, on the same replica and stage. Without W "
         "its weight gradient is lost.",
+        "Its activations would never be freed and its gradient never counted.",
     ),
     "RHP304": Code(
         "fused and split backward mixed",
         "A micro-batch has either BW or B and W at one stage. Having both counts it twice.",
+        "The weight gradient would be added twice.",
     ),
     "RHP305": Code(
         "compute out of order",
         "At one stage a micro-batch runs F before B, and B before W.",
+        "The instruction would read a tensor that does not exist yet.",
     ),
     "RHP306": Code(
         "backward away from its forward",
         "B and W need the activations that F left, so they run where F ran.",
+        "The other rank has no activations of it, so there is nothing to differentiate.",
     ),
     # --- data flow --------------------------------------------------------------------------
     "RHP401": Code(
         "receive without send",
         "No instruction of the peer sends what is received here: the stream would wait for ever.",
+        "The receiver hangs; nothing tells a slow peer from one that will never send.",
     ),
     "RHP402": Code(
         "send without receive",
         "Nobody receives what is sent here. The message would be taken for the next one.",
+        "The next receive of this channel takes the wrong tensor, of the right shape: nothing "
+        "fails, the gradients are wrong.",
     ),
     "RHP403": Code(
         "transfer twice",
         "The same tensor is sent, received, scattered or gathered twice in one stream.",
+        "The second message is taken for that of another micro-batch, or waits for ever.",
     ),
     "RHP404": Code(
         "transfer missing",
         "F needs the activation of the previous stage, B and BW need the gradient of the next "
         "stage; nothing sends it and nothing receives it.",
+        "The stage would compute with memory that nobody filled.",
     ),
     "RHP405": Code(
         "used before it is received",
         "The receive (or the gather) stands after the instruction that needs it.",
+        "The stage would compute with the memory of a message that is still to come.",
     ),
     "RHP406": Code(
         "sent before it is computed",
         "The send (or the scatter) stands before the instruction that makes the tensor.",
+        "The peer would get whatever was in the buffer before.",
     ),
     "RHP407": Code(
         "transfer past the end of the pipeline",
         "The first stage has no previous stage (no recv_act, no send_grad) and the last has no "
         "next (no send_act, no recv_grad).",
+        "There is no peer: the first stage starts from tokens, the last one from its loss.",
     ),
     "RHP408": Code(
         "scatter or gather misplaced",
         "A scatter stands between the compute that makes the tensor and its send; a gather "
         "between the receive and the compute that uses it.",
+        "Chunks would be sent before they are cut, or used before they are joined.",
     ),
     "RHP409": Code(
         "ends disagree on chunks",
         "One end of a transfer cuts the tensor into chunks (scatter) and the other expects it "
         "whole, or the other way round (gather).",
+        "The receiver waits for messages of another number and size than the ones that come.",
     ),
     "RHP410": Code(
         "unequal TP needs scatter and gather",
         "Between groups of different TP degree the sender scatters and the receiver gathers; "
         "a whole tensor per member has no peer to go to.",
+        "Members without a partner would send to nobody or wait for nobody.",
     ),
     "RHP411": Code(
         "tokens do not divide into chunks",
         "A chunked transfer cuts the tokens of a micro-batch into max(TP here, TP there) equal "
         "chunks; `tokens` of the batch line must be a multiple of it.",
+        "The last chunk would have another shape at each end, and the all-gather would fail "
+        "or hang.",
     ),
     "RHP412": Code(
         "channel order differs",
         "A channel delivers in the order of its sends. If the other end receives in another "
         "order, tensors are swapped silently and the gradients are wrong.",
+        "Shapes agree, so nothing fails: micro-batches get each other's activations or "
+        "gradients, and the model learns from garbage.",
     ),
     "RHP413": Code(
         "transfer of what is not computed here",
         "The stream sends or receives a tensor of a micro-batch that it does not compute.",
+        "The tensor does not exist on this rank; the peer would be waiting for it elsewhere.",
     ),
     "RHP414": Code(
         "micro-batch changes replica",
         "A micro-batch runs all its stages on one replica, since transfers stay inside a replica.",
+        "No message crosses from one replica to another, so the next stage would wait for ever.",
     ),
     # --- progress ---------------------------------------------------------------------------
     "RHP501": Code(
         "deadlock",
-        "Streams wait for each other in a circle. Sends never wait; a receive waits for its "
-        "send; reduce_grads waits for all replicas of the stage and step for all streams. The "
-        "notes walk the shortest circle link by link.",
+        "Streams wait for each other in a circle: what uses a received tensor waits for its "
+        "send, reduce_grads for all replicas of the stage, step for all streams, and transfers "
+        "for each other as the transport says. The notes walk the shortest circle link by link.",
+        "The job hangs with every device busy waiting, until a timeout ends it; restarting it "
+        "hangs again at the same place.",
     ),
     # --- memory -----------------------------------------------------------------------------
     "RHP601": Code(
         "out of memory",
         "At this line the parameters, optimizer state, live activations and buffers of a "
         "device exceed the capacity of the memory line. The caret is at the peak.",
+        "The device runs out of memory in the first iteration, after the whole job has been "
+        "set up.",
     ),
     "RHP602": Code(
         "state does not fit",
         "Parameters, gradients and optimizer state of the group's layers alone exceed the "
         "capacity, whatever the schedule.",
+        "The device runs out of memory while it takes over the state; no order of "
+        "instructions helps, only fewer layers or a higher TP degree.",
     ),
     # --- gradients --------------------------------------------------------------------------
     "RHP701": Code(
         "reduce_grads missing",
         "Every stream sums its weight gradients over the replicas once, after its last W or BW.",
+        "Replicas would update with different gradients and drift apart without a sign.",
     ),
     "RHP702": Code(
         "step missing",
         "Every stream ends with one step, in which all ranks vote and update together.",
+        "The ranks of this stage would keep old parameters while the others go on, and the "
+        "vote would wait for them.",
     ),
     "RHP703": Code(
         "reduce_grads or step twice",
         "One iteration reduces once and steps once.",
+        "A gradient that is summed twice is too large by the number of replicas; a second "
+        "step would apply stale moments.",
     ),
     "RHP704": Code(
         "work after reduce_grads",
         "Only step may follow reduce_grads: a weight gradient computed later would be left out "
         "of the sum.",
+        "Part of the gradient would be lost, and every replica would lose another part.",
     ),
     "RHP705": Code(
         "step is not last",
         "step comes after reduce_grads and ends the stream.",
+        "Parameters would change before all gradients are in.",
     ),
     # --- adaptation -------------------------------------------------------------------------
     "RHP801": Code(
         "state has no source",
         "A member needs a shard that it did not hold before and that no reshard line brings.",
+        "The member would train on from parameters that nobody gave it.",
     ),
     "RHP802": Code(
         "state from two sources",
         "Two reshard lines bring the same layers to the same group.",
+        "Which of the two arrives last decides what the layer holds.",
     ),
     "RHP803": Code(
         "source does not hold the layers",
         "The source of a reshard line is a group of the previous plan; it must exist there and "
         "hold all layers of the line.",
+        "The ranks of the source would be asked for parameters that they never had.",
     ),
     "RHP804": Code(
         "source is lost",
         "The rank that holds the needed shard in the source group is lost.",
+        "The transfer would wait for a process that is gone, and the recovery would need a "
+        "recovery.",
     ),
     "RHP805": Code(
         "target does not take the layers",
         "The target of a reshard line is a group of this plan; it must exist and hold all "
         "layers of the line.",
+        "State would be sent to ranks that have no place for it.",
     ),
     "RHP806": Code(
         "needless reshard",
         "The target already holds everything that the line would bring.",
+        "The recovery takes longer than it must, and the line hides what really moves.",
     ),
     "RHP807": Code(
         "lost rank comes back",
         "A rank that was lost in the previous plan must be lost in this one: its state is gone "
         "and it must not be trusted.",
+        "Its parameters are iterations behind: the run would go on from mixed states.",
     ),
     "RHP808": Code(
         "another job",
         "A plan follows another only if the model, the mesh and the batch are the same.",
+        "Shards would be cut by other sizes and the global batch would change in the middle "
+        "of a run.",
     ),
 }
 
 
 def explain(code: str) -> str | None:
-    """Title and explanation of a code as text; None for an unknown code."""
+    """Title, explanation and consequence of a code as text; None for an unknown code."""
     known = CODES.get(code)
-    return None if known is None else f"{code}: {known.title}\n\n{known.explanation}"
+    if known is None:
+        return None
+    return f"{code}: {known.title}\n\n{known.explanation}\n\n{known.consequence}"

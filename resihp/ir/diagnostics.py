@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-__all__ = ["Diagnostic", "Related", "Severity", "Span"]
+__all__ = ["Diagnostic", "FileFindings", "Related", "Severity", "Span"]
 
 
 class Span(msgspec.Struct, frozen=True, order=True):
@@ -40,3 +40,13 @@ class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity = Severity.ERROR
     related: tuple[Related, ...] = ()
     hint: str | None = None
+
+
+class FileFindings(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings about one file: what the output formats take."""
+
+    path: str
+    """As it is to be shown; relative to the working directory where it lies below it."""
+    text: str
+    """With newlines as `\\n` (`resihp.ir.parser.normalise`)."""
+    diagnostics: tuple[Diagnostic, ...]

@@ -93,6 +93,18 @@ class Lane:
         found = [self.first[op, micro_batch] for op in ops if (op, micro_batch) in self.first]
         return min(found, default=None)
 
+    def use_of(self, edge: Edge, micro_batch: MicroBatch) -> int | None:
+        """Index of the first instruction that needs what the receive of `edge` brings.
+
+        That is the gather, or else the compute that consumes it; None where none follows.
+        """
+        recv = self.first.get((edge.recv, micro_batch))
+        gather = self.first.get((edge.gather, micro_batch))
+        uses = (gather, self.find(edge.consume, micro_batch))
+        if recv is None:
+            return None
+        return min((use for use in uses if use is not None and use > recv), default=None)
+
 
 def lanes_of(plan: Plan, replicas: Collection[int] | None = None) -> dict[GroupName, Lane]:
     """The lane of every group that has a stream, by (replica, stage), stage by stage.

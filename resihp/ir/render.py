@@ -1,14 +1,12 @@
-"""Diagnostics as text like a good compiler's, or as JSON."""
+"""Diagnostics as text like a good compiler's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from resihp.ir.diagnostics import Diagnostic, Span
 
-__all__ = ["render_json", "render_text", "summary"]
+__all__ = ["render_text", "summary"]
 
 _WIDTH = 100
 """Longer source lines are shown as a window around the caret."""
@@ -21,18 +19,13 @@ def render_text(diagnostics: Sequence[Diagnostic], text: str, path: str | None =
     return "\n".join(_render(diagnostic, lines, where) for diagnostic in diagnostics)
 
 
-def render_json(findings: Mapping[str, Sequence[Diagnostic]]) -> str:
-    """A JSON array with `path` and `diagnostics` of each file; places count from 1."""
-    document = [{"path": path, "diagnostics": list(found)} for path, found in findings.items()]
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-
-
 def summary(diagnostics: Sequence[Diagnostic]) -> str:
-    """`3 errors` or `1 error, 1 warning`."""
+    """`3 errors` or `1 error, 1 warning`; `ok` where there is nothing."""
     counts: dict[str, int] = {}
     for diagnostic in diagnostics:
         counts[diagnostic.severity.value] = counts.get(diagnostic.severity.value, 0) + 1
-    return ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(counts.items()))
+    parts = [f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(counts.items())]
+    return ", ".join(parts) or "ok"
 
 
 def _render(diagnostic: Diagnostic, lines: list[str], where: str) -> str:

@@ -372,12 +372,12 @@ def _check_first_word(code: str, known: tuple[str, ...], what: str) -> None:
     if word in known:
         return
     column = code.index(word) + 1
-    hint = _did_you_mean(word, known)
+    hint = _other_place(word) or _did_you_mean(word, known)
     joined = re.fullmatch(r"([A-Za-z_]+?)([0-9][0-9@]*)", word)
     if joined is not None and joined[1] in known:
         hint = f"put a blank before the number: `{joined[1]} {joined[2]}`"
     elif hint is None:
-        hint = _other_place(word) or _list_of(known)
+        hint = _list_of(known)
     raise LineError(column, column + len(word), f"unknown {what} {quote(word)}", hint=hint)
 
 

@@ -1,8 +1,9 @@
 """Earliest start and end of every instruction, and where streams get stuck.
 
-The rules are the ones of the plan language: each stream runs in order; a send never waits; a
-receive waits for its send; `reduce_grads` waits for every stream of its stage and `step` for all
-streams. A receive whose send does not exist counts as ready: that fault has its own diagnostic.
+The rules are those of `resihp.ir.transport`: each stream runs in order, posts its sends and
+receives, and waits for a tensor where it needs it; `reduce_grads` waits for every stream of its
+stage and `step` for all streams. A receive whose send does not exist counts as ready: that fault
+has its own diagnostic.
 """
 
 from __future__ import annotations
@@ -11,25 +12,15 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from resihp.ir.lanes import EDGES, Lane, MicroBatch
+from resihp.ir.lanes import Lane
 from resihp.ir.model import GroupName, Op
+from resihp.ir.transfers import Transfer, queues_of, transfers_of
+from resihp.ir.transport import EDGE, Transport
 
-__all__ = ["UNIT_COST", "Meeting", "Message", "Timeline", "meeting_of", "message_of", "play"]
+__all__ = ["UNIT_COST", "Meeting", "Player", "Timeline", "meeting_of", "play"]
 
 UNIT_COST: Mapping[Op, float] = {Op.F: 1.0, Op.B: 1.0, Op.W: 1.0, Op.BW: 2.0}
 """Cost of each operation in a picture without measurements; others cost nothing."""
-
-_SENDER_STEP = {edge.recv: -edge.stage_step for edge in EDGES}
-_SEND_OF = {edge.recv: edge.send for edge in EDGES}
-_SENDS = frozenset(_SEND_OF.values())
-
-
-class Message(NamedTuple):
-    """One posted tensor: which lane sends it, with which operation, of which micro-batch."""
-
-    sender: GroupName
-    op: Op
-    micro_batch: MicroBatch
 
 
 class Meeting(NamedTuple):
@@ -53,20 +44,6 @@ class Timeline(NamedTuple):
         return max((ends[-1] for ends in self.ends.values() if ends), default=0.0)
 
 
-def message_of(lane: Lane, index: int) -> Message | None:
-    """What instruction `index` sends or receives; None for other instructions."""
-    op, micro_batch = lane.body[index].op, lane.micro_batches[index]
-    if micro_batch is None:
-        return None
-    if op in _SENDS:
-        return Message(lane.name, op, micro_batch)
-    if op in _SEND_OF:
-        replica, stage = lane.name
-        sender = GroupName(replica, stage + _SENDER_STEP[op])
-        return Message(sender, _SEND_OF[op], micro_batch)
-    return None
-
-
 def meeting_of(lane: Lane, index: int) -> Meeting | None:
     """The rendezvous that instruction `index` takes part in."""
     op = lane.body[index].op
@@ -75,25 +52,51 @@ def meeting_of(lane: Lane, index: int) -> Meeting | None:
     return Meeting(op, -1) if op is Op.STEP else None
 
 
-def play(lanes: Mapping[GroupName, Lane], cost: Mapping[Op, float] = UNIT_COST) -> Timeline:
-    """Run all lanes as early as the rules allow. O(number of instructions)."""
-    return _Player(lanes, cost).run()
+def play(
+    lanes: Mapping[GroupName, Lane],
+    cost: Mapping[Op, float] = UNIT_COST,
+    transport: Transport = EDGE,
+    boundary_bytes: Mapping[GroupName, int] | None = None,
+) -> Timeline:
+    """Run all lanes as early as the transport allows. O(number of instructions).
+
+    `boundary_bytes` are the sizes that `eager` needs: of a whole tensor that each group sends.
+    """
+    return Player(lanes, cost, transport, boundary_bytes).run()
 
 
-class _Player:
-    def __init__(self, lanes: Mapping[GroupName, Lane], cost: Mapping[Op, float]) -> None:
+class Player:
+    """Runs lanes; afterwards its fields say where and why they are stuck."""
+
+    def __init__(
+        self,
+        lanes: Mapping[GroupName, Lane],
+        cost: Mapping[Op, float] = UNIT_COST,
+        transport: Transport = EDGE,
+        boundary_bytes: Mapping[GroupName, int] | None = None,
+    ) -> None:
         self.lanes = lanes
         self.cost = [cost.get(op, 0.0) for op in Op]
         self.starts: dict[GroupName, list[float]] = {name: [] for name in lanes}
         self.ends: dict[GroupName, list[float]] = {name: [] for name in lanes}
-        self.posted: dict[Message, float] = {}
-        self.waiting: dict[Message, list[GroupName]] = defaultdict(list)
         self.members = _members(lanes.values())
         self.arrived: dict[Meeting, dict[GroupName, float]] = defaultdict(dict)
         self.met_at: dict[Meeting, float] = {}
         self.ready: deque[GroupName] = deque(lanes)
+        self.posts: dict[GroupName, dict[int, Transfer]] = {name: {} for name in lanes}
+        """The transfer that each send and receive posts."""
+        self.needs: dict[GroupName, dict[int, Transfer]] = {name: {} for name in lanes}
+        """The transfer that an instruction needs to have ended."""
+        transfers = list(transfers_of(lanes, boundary_bytes))
+        for transfer in transfers:
+            self.posts[transfer.sender][transfer.send] = transfer
+            self.posts[transfer.receiver][transfer.recv] = transfer
+            if transfer.use is not None:
+                self.needs[transfer.receiver][transfer.use] = transfer
+        self.queues = queues_of(transport, transfers, self.ready.append)
 
     def run(self) -> Timeline:
+        """Run every lane until it ends or waits for ever."""
         while self.ready:
             self._advance(self.lanes[self.ready.popleft()])
         stuck = {
@@ -106,44 +109,41 @@ class _Player:
     def _advance(self, lane: Lane) -> None:
         """Run `lane` until it waits or ends."""
         starts, ends = self.starts[lane.name], self.ends[lane.name]
-        while len(ends) < len(lane.body):
-            index = len(ends)
-            op = lane.body[index].op
-            start = ends[-1] if ends else 0.0
-            if op in _SEND_OF:
-                sent = self._sent(lane, index)
-                if sent is None:
+        posts, needs = self.posts[lane.name], self.needs[lane.name]
+        body, cost = lane.body, self.cost
+        for index in range(len(ends), len(body)):
+            op = body[index].op
+            time = ends[-1] if ends else 0.0
+            if index in needs:
+                there = needs[index].done
+                if there is None:
                     return
-                start = max(start, sent)
-            elif op in _SENDS:
-                self._post(message_of(lane, index), start)
-            elif op >= Op.REDUCE_GRADS:
-                met = self._meet(lane, index, start)
+                time = max(time, there)
+            if op >= Op.REDUCE_GRADS:
+                met = self._meet(lane, index, time)
                 if met is None:
                     return
-                start = max(start, met)
-            starts.append(start)
-            ends.append(start + self.cost[op])
+                time = max(time, met)
+            elif index in posts:
+                went_on = self._post(lane, index, time)
+                if went_on is None:
+                    return
+                time = went_on
+            starts.append(time)
+            ends.append(time + cost[op])
 
-    def _sent(self, lane: Lane, index: int) -> float | None:
-        """When the message was posted; None, and `lane` waits for it, if it was not yet."""
-        message = message_of(lane, index)
-        if message is None or message in self.posted:
-            return 0.0 if message is None else self.posted[message]
-        sender = self.lanes.get(message.sender)
-        if sender is None or (message.op, message.micro_batch) not in sender.first:
-            return 0.0
-        self.waiting[message].append(lane.name)
-        return None
-
-    def _post(self, message: Message | None, time: float) -> None:
-        if message is not None and message not in self.posted:
-            self.posted[message] = time
-            self.ready.extend(self.waiting.pop(message, ()))
+    def _post(self, lane: Lane, index: int, time: float) -> float | None:
+        """When the lane goes on after its send or receive; None while it cannot."""
+        transfer = self.posts[lane.name][index]
+        if transfer.sender == lane.name:
+            return self.queues.send(transfer, time)
+        self.queues.receive(transfer, time)
+        return time
 
     def _meet(self, lane: Lane, index: int, time: float) -> float | None:
         """When everybody had come; None while somebody is missing. The last one wakes all."""
-        meeting = _meeting(lane, index)
+        meeting = meeting_of(lane, index)
+        assert meeting is not None
         arrived, members = self.arrived[meeting], self.members[meeting]
         if meeting not in self.met_at:
             arrived.setdefault(lane.name, time)
@@ -154,16 +154,12 @@ class _Player:
         return self.met_at[meeting]
 
 
-def _meeting(lane: Lane, index: int) -> Meeting:
-    meeting = meeting_of(lane, index)
-    assert meeting is not None
-    return meeting
-
-
-def _members(lanes: Iterable[Lane]) -> dict[Meeting, list[GroupName]]:
-    """Who takes part in each rendezvous: every lane that has such an instruction."""
-    members: dict[Meeting, list[GroupName]] = defaultdict(list)
+def _members(lanes: Iterable[Lane]) -> dict[Meeting, dict[GroupName, int]]:
+    """Who takes part in each rendezvous, and where: every lane that has such an instruction."""
+    members: dict[Meeting, dict[GroupName, int]] = defaultdict(dict)
     for lane in lanes:
         for index in lane.meets.values():
-            members[_meeting(lane, index)].append(lane.name)
+            meeting = meeting_of(lane, index)
+            assert meeting is not None
+            members[meeting][lane.name] = index
     return members

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,8 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 class _Metric(msgspec.Struct, frozen=True):
     step: int
-    loss: float
+    loss: float | None
+    """None where it was not finite."""
     generation: int
 
 
@@ -79,8 +81,7 @@ def compare(run: Path, reference: Path) -> Comparison:
     if not metrics:
         raise UserError(f"{run} has no finished step")
     differences = [
-        abs(mine.loss - other.loss) / abs(other.loss)
-        for mine, other in zip(metrics, others, strict=True)
+        _difference(mine.loss, other.loss) for mine, other in zip(metrics, others, strict=True)
     ]
     worst = max(range(len(differences)), key=differences.__getitem__)
     ledger = _read(run, "ledger", _Entry)
@@ -91,11 +92,22 @@ def compare(run: Path, reference: Path) -> Comparison:
         first_difference=next((step for step, d in enumerate(differences) if d != 0), None),
         worst_step=worst,
         worst=differences[worst],
-        final_losses=(metrics[-1].loss, others[-1].loss),
+        final_losses=(_shown(metrics[-1].loss), _shown(others[-1].loss)),
         same_samples=ledger == _read(reference, "ledger", _Entry),
         num_samples=len(used),
         num_repeated=len(used) - len(set(used)),
     )
+
+
+def _shown(loss: float | None) -> float:
+    return math.nan if loss is None else loss
+
+
+def _difference(loss: float | None, reference: float | None) -> float:
+    """Relative; infinite where one is not finite (two of these are never equal)."""
+    if loss is None or reference is None:
+        return math.inf
+    return abs(loss - reference) / abs(reference)
 
 
 def _read(run: Path, name: str, kind: type[_T]) -> list[_T]:

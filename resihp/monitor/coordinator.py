@@ -29,10 +29,10 @@ from resihp.wire.messages import (
     Deploy,
     ExecutorExited,
     ExecutorStarted,
+    Fault,
     Fence,
     Finished,
     Go,
-    Injected,
     Joined,
     Message,
     Ready,
@@ -97,7 +97,7 @@ class Coordinator:
         self.records: list[StepRecord] = []
         self._book = IncidentBook()
         self.num_plans = 0
-        self._last_step_s = now_s
+        self._last_step_s = self._progress_s = now_s
         self._longest_step_s = 0.0
 
     # --- inputs
@@ -141,10 +141,10 @@ class Coordinator:
             case Phase.STARTING if waited_s > self._timing.start_s:
                 missing = sorted(self._alive - self._ready.keys())
                 self._stop(f"ranks {_ranks(missing)} did not get ready in {waited_s:.0f} s", 1)
-            case Phase.SETTLING if waited_s > 2 * self._timing.settle_s:
+            case Phase.SETTLING if waited_s > 2 * self._settle_bound_s:
                 stuck = sorted(self._alive - self._settled.keys())
                 self._stop(f"{listed(stuck)} neither settled nor died in {waited_s:.0f} s", 1)
-            case Phase.SETTLING if waited_s > self._timing.settle_s:
+            case Phase.SETTLING if waited_s > self._settle_bound_s:
                 for rank in sorted(self._alive - self._settled.keys()):
                     self._fence(rank, f"did not leave its generation in {waited_s:.1f} s")
             case Phase.OPENING if waited_s > self._timing.join_s:
@@ -185,9 +185,9 @@ class Coordinator:
             case ExecutorExited():
                 self._on_exit(rank, message)
             case Beat():
-                self._positions[rank] = (message.step, message.instruction)
-            case Injected():
-                self._on_injected(rank, message)
+                self._on_beat(rank, message)
+            case Fault():
+                self._on_fault(rank, message)
             case Trouble():
                 self._on_trouble(rank, message)
             case Settled() if message.generation == self.generation:
@@ -196,7 +196,7 @@ class Coordinator:
                 self._broadcast(StoreAt(generation=message.generation, port=message.port))
             case Joined() if self._opens(message.generation):
                 self._on_joined(rank, message)
-            case StepDone():  # a committed step counts, however late its report is
+            case StepDone():  # a committed step counts, also if its generation is closed
                 self._on_record(message.record, message.generation)
             case Finished() if message.generation == self.generation:
                 self._on_finished(rank)
@@ -206,19 +206,34 @@ class Coordinator:
     def _opens(self, generation: int) -> bool:
         return self.phase is Phase.OPENING and generation == self.generation
 
+    @property
+    def _settle_bound_s(self) -> float:
+        return self._timing.settle_bound_s(self._longest_step_s if self.records else None)
+
+    def _on_beat(self, rank: int, message: Beat) -> None:
+        position = (message.step, message.instruction)
+        if self._positions.get(rank) != position:
+            self._positions[rank] = position
+            self._progress_s = self._now_s
+
     def _on_ready(self, rank: int, message: Ready) -> None:
         self._ready[rank] = message
         digests = {ready.dataset_digest for ready in self._ready.values()}
         if len(digests) > 1:
             self._stop("the ranks read different data: their dataset digests differ", 1)
         elif self.phase is Phase.STARTING and self._ready.keys() == self._alive:
-            self._log("ready", dataset=message.dataset_digest, samples=message.num_samples)
+            self._log(
+                "ready",
+                dataset=message.dataset_digest,
+                samples=message.num_samples,
+                skipped_files=message.num_skipped_files,
+            )
             self._plan_and_deploy("start", version=0, record=None, updates=0)
 
-    def _on_injected(self, rank: int, message: Injected) -> None:
+    def _on_fault(self, rank: int, message: Fault) -> None:
         self.hit(rank, message.at_s)
         self._log(
-            "injected",
+            "fault",
             rank=rank,
             fault=message.kind,
             step=message.step,
@@ -252,7 +267,7 @@ class Coordinator:
             evidence,
             now_s=self._now_s,
             step=len(self.records),
-            since_s=self._last_step_s,
+            since_s=self._last_step_s if self.phase is Phase.RUNNING else self._now_s,
         )
         self._close()
 
@@ -289,6 +304,9 @@ class Coordinator:
     def _on_settled(self, rank: int, message: Settled) -> None:
         if self.phase is not Phase.SETTLING:
             return
+        if self._base not in message.layouts:
+            self._fence(rank, f"holds layouts {message.layouts}, not {self._base}")
+            return
         self._settled[rank] = message
         if self._settled.keys() != self._alive:
             return
@@ -323,7 +341,6 @@ class Coordinator:
         if self.generation == 0:
             self.generation = 1
         self._plan = plan
-        self.num_plans += 1
         self._actions.append(PlanMade(self.generation, plan.text, cause))
         self._deploy(plan, version, record, updates)
 
@@ -342,7 +359,7 @@ class Coordinator:
     def _newest_state(self) -> str:
         if self._base_plan is None:
             return "none, the job had not begun"
-        return f"step {len(self.records)}, in memory only; this version writes no checkpoint"
+        return f"step {len(self.records)}, never saved (this version writes no checkpoint)"
 
     def _deploy(
         self, plan: VerifiedPlan, version: int, record: StepRecord | None, updates: int
@@ -370,8 +387,9 @@ class Coordinator:
             self._stop(f"replicas of the same shard differ after recovery: {differing}", 1)
             return
         self._base, self._base_plan = self.generation, self._plan
+        self.num_plans += 1
         self._enter(Phase.RUNNING)
-        self._last_step_s = self._now_s
+        self._last_step_s = self._progress_s = self._now_s
         self._broadcast(Go(generation=self.generation))
         hashes = {name: h for joined in self._joined.values() for name, h in joined.hashes.items()}
         self._log("running", generation=self.generation, hashes=hashes)
@@ -395,7 +413,7 @@ class Coordinator:
         self.records.append(record)
         self._reopenings = 0
         self._longest_step_s = max(self._longest_step_s, record.duration_s)
-        self._last_step_s = self._now_s
+        self._last_step_s = self._progress_s = self._now_s
         self._actions.append(StepCommitted(record, generation))
 
     def _on_finished(self, rank: int) -> None:
@@ -405,14 +423,14 @@ class Coordinator:
             self._stop("finished", 0)
 
     def _check_stall(self) -> None:
-        bound_s = max(self._timing.stalled_s, 10 * self._longest_step_s)
-        if self._now_s - self._last_step_s > bound_s:
+        bound_s = max(self._timing.stalled_s, 3 * self._longest_step_s)
+        if self._now_s - self._progress_s > bound_s:
             where = ", ".join(
                 f"rank {rank} at step {step} instruction {instruction}"
                 for rank, (step, instruction) in sorted(self._positions.items())
                 if rank in self._alive
             )
-            self._stop(f"no step finished for {bound_s:.0f} s ({where})", 1)
+            self._stop(f"no instruction finished for {bound_s:.0f} s ({where})", 1)
 
     def _check_silence(self) -> None:
         for rank in sorted(self._alive):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resihp.config import JobConfig
-from resihp.monitor.process import Child
+from resihp.monitor.process import ENDINGS, Child
 from resihp.monitor.rendezvous import LISTEN_FD, PORT, SECRET_FD, listen, secret_file
 from resihp.wire.auth import new_secret
 from resihp.wire.timing import Timing
@@ -41,7 +41,7 @@ class Launcher:
     async def run(self) -> int:
         """Start the job and wait for its end. No process of it is left when this returns."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDINGS:
             loop.add_signal_handler(number, self._on_signal, number)
         self._start()
         finished = asyncio.create_task(self._children[0].wait())
@@ -82,6 +82,7 @@ class Launcher:
             env=env,
             pass_fds=pass_fds,
             new_session=True,
+            block_signals=True,
         )
 
     def _on_signal(self, number: signal.Signals) -> None:

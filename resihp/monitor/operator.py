@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 from resihp.config import load
@@ -24,10 +25,23 @@ def find_run(given: Path | None, runs_dir: Path) -> Path:
         if not RunDir(given).control_path.exists():
             raise UserError(f"{given} is not the directory of a running job")
         return given
-    running = [path.parent for path in runs_dir.glob("*/control")]
-    if not running:
-        raise UserError(f"no job runs under {runs_dir}: name its directory with --run")
-    return max(running, key=lambda path: path.stat().st_mtime)
+    controls = sorted(runs_dir.glob("*/control"), key=lambda path: path.stat().st_mtime)
+    for control in reversed(controls):
+        if _listens(control):
+            return control.parent
+    raise UserError(f"no job runs under {runs_dir}: name its directory with --run")
+
+
+def _listens(control: Path) -> bool:
+    """Whether the coordinator is there; one that was killed leaves its file behind."""
+    place = read_place(control)
+    if place is None:
+        return False
+    try:
+        socket.create_connection((LOOPBACK, place.port), timeout=TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 async def kill_rank(run: Path, rank: int) -> str:
@@ -59,7 +73,8 @@ async def _ask(run: Path, request: Message) -> Message:
             reply = await channel.receive()
             channel.close()
     except (OSError, WireError, TimeoutError) as error:
-        raise UserError(f"the coordinator of {run} does not answer: {error}") from error
+        why = str(error) or type(error).__name__
+        raise UserError(f"the coordinator of {run} does not answer: {why}") from error
     if reply is None:
         raise UserError(f"the coordinator of {run} left without an answer")
     return reply

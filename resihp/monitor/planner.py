@@ -14,6 +14,7 @@ from resihp.ir.model import Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.verify import verify
+from resihp.wire.backend import EXECUTOR_TRANSPORT
 
 __all__ = ["Planner", "VerifiedPlan"]
 
@@ -52,7 +53,12 @@ class Planner:
     def _verified(self, plan: Plan, previous: Plan | None) -> VerifiedPlan:
         text = print_plan(plan)
         parsed = parse(text)
-        findings = verify(parsed, previous=previous, facts=facts_of(parsed.plan))
+        findings = verify(
+            parsed,
+            previous=previous,
+            facts=facts_of(parsed.plan),
+            transport=EXECUTOR_TRANSPORT,
+        )
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         if errors:
             raise PlanRejected(f"the verifier refused the plan: {errors[0].message}", errors)

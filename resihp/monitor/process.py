@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Child", "ProcessHandle", "die_with_parent", "is_stopped"]
+__all__ = ["ENDINGS", "Child", "ProcessHandle", "die_with_parent", "is_stopped"]
+
+ENDINGS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that ask a job to end in order."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -27,6 +30,12 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def _prepare_child(parent_pid: int, *, block_signals: bool) -> None:
+    """Runs in the child between fork and exec."""
+    die_with_parent(parent_pid)
+    signal.pthread_sigmask(signal.SIG_BLOCK if block_signals else signal.SIG_UNBLOCK, ENDINGS)
 
 
 def is_stopped(pid: int) -> bool:
@@ -81,7 +90,9 @@ class Child:
         pass_fds: Sequence[int] = (),
         output: IO[bytes] | None = None,
         new_session: bool = False,
+        block_signals: bool = False,
     ) -> None:
+        """`block_signals`: SIGINT and SIGTERM wait until the child unblocks them."""
         parent_pid = os.getpid()
         self._process = subprocess.Popen(
             command,
@@ -91,7 +102,7 @@ class Child:
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=new_session,
-            preexec_fn=lambda: die_with_parent(parent_pid),
+            preexec_fn=lambda: _prepare_child(parent_pid, block_signals=block_signals),
         )
         self.pid = self._process.pid
         self._handle = ProcessHandle(self.pid)

@@ -10,6 +10,7 @@ from typing import IO
 import msgspec
 
 from resihp.config import JobConfig, resolved
+from resihp.errors import ConfigError
 from resihp.wire.messages import StepRecord
 
 __all__ = ["RunDir"]
@@ -28,8 +29,13 @@ class RunDir:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         run_id = f"{job.job.name}-{stamp}-{secrets.token_hex(2)}"
         path = Path(job.job.runs_dir).absolute() / run_id
-        for folder in (path, path / "plans", path / "logs"):
-            folder.mkdir(parents=True)
+        try:
+            for folder in (path, path / "plans", path / "logs"):
+                folder.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f'job.runs_dir = "{job.job.runs_dir}": {error.strerror}') from error
+        for name in ("events", "metrics", "ledger"):
+            (path / f"{name}.jsonl").touch()
         (path / "job.toml").write_text(resolved(job), encoding="utf-8")
         return cls(path)
 

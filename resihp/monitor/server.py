@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import Callable
 
 from resihp.config import JobConfig, resolved
@@ -17,12 +18,13 @@ from resihp.monitor.summary import step_line, summary
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, accept_handshake, connection_lost
 from resihp.wire.clock import Clock
-from resihp.wire.messages import AskStop, Fence, Hello, KillRank, Refused, Reply, Welcome
+from resihp.wire.messages import AskStop, Fence, Hello, KillRank, Refused, Reply, Stop, Welcome
 from resihp.wire.timing import Timing
 
 __all__ = ["CoordinatorServer"]
 
-OPERATOR_RANK = -1
+ORDERLY = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes that are no error."""
 
 
 class CoordinatorServer:
@@ -46,7 +48,7 @@ class CoordinatorServer:
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
         self._channels: dict[int, Channel] = {}
         self._handles: dict[int, ProcessHandle] = {}
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._ended = asyncio.Event()
         self._all_left = asyncio.Event()
         self.exit_code = 1
@@ -67,8 +69,8 @@ class CoordinatorServer:
         finally:
             ticker.cancel()
             server.close()
-            for channel in self._channels.values():
-                channel.close()
+            for writer in self._connections.values():
+                writer.close()
             await asyncio.gather(*self._connections)
             self._finish()
         return self.exit_code
@@ -78,13 +80,17 @@ class CoordinatorServer:
         self._perform(self._coordinator.stop(reason, exit_code, self._clock.now_s()))
 
     def _finish(self) -> None:
+        headline = self.reason
+        if self.exit_code not in ORDERLY:
+            print(f"resihp: error: {self.reason}", file=sys.stderr, flush=True)
+            headline = "failed"
         self._say(
             summary(
                 self._coordinator.records,
                 self._coordinator.incidents,
                 self._coordinator.num_plans,
                 self._run_dir.path,
-                self.reason,
+                headline,
             )
         )
         for handle in self._handles.values():
@@ -113,8 +119,7 @@ class CoordinatorServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections[task] = writer
         try:
             identity, *seals = await accept_handshake(
                 reader, writer, self._secret, self._admit, timeout_s=self._timing.handshake_s
@@ -131,11 +136,14 @@ class CoordinatorServer:
                 raise
             self._run_dir.event("connection_refused", {"why": str(error)}, self._clock.now_s())
         finally:
+            del self._connections[task]
             writer.close()
 
     async def _serve_rank(self, rank: int, channel: Channel) -> None:
         self._channels[rank] = channel
         channel.send(Welcome(run_dir=str(self._run_dir.path), job=resolved(self._job)))
+        if self._ended.is_set():
+            channel.send(Stop(reason=self.reason, exit_code=self.exit_code))
         try:
             while (message := await channel.receive()) is not None:
                 if isinstance(message, Hello):
@@ -152,7 +160,8 @@ class CoordinatorServer:
                 self._all_left.set()
 
     async def _serve_operator(self, channel: Channel) -> None:
-        message = await channel.receive()
+        async with asyncio.timeout(self._timing.handshake_s):
+            message = await channel.receive()
         if isinstance(message, KillRank):
             channel.send(self._kill(message.rank))
             await channel.drain(self._timing.grace_s)
@@ -161,6 +170,8 @@ class CoordinatorServer:
         alive = sorted(self._coordinator.alive)
         if rank not in alive or rank not in self._channels:
             return Refused(text=f"rank {rank} is not alive; alive ranks: {alive}")
+        if self._coordinator.phase is Phase.STARTING:
+            return Refused(text="the job has not begun yet")
         if self._coordinator.phase is Phase.STOPPING:
             return Refused(text="the job is ending")
         self._coordinator.hit(rank, self._clock.now_s())

@@ -45,11 +45,14 @@ def summary(
     reason: str,
 ) -> str:
     """What happened, from the committed iterations and the incidents."""
-    survived = sum(incident.resumed_s is not None for incident in incidents)
+    num_lost = sum(len(incident.ranks) for incident in incidents)
+    survived = sum(len(incident.ranks) for incident in incidents if incident.resumed_s is not None)
     final = f"final loss {records[-1].loss:.4f}" if records else "no step finished"
+    num_skipped = sum(record.skipped for record in records)
+    skipped = f" ({num_skipped} skipped: gradients not finite)" if num_skipped else ""
     lines = [
         "",
-        f"{reason}: {len(records)} steps, {final}, {survived} of {len(incidents)} failures "
+        f"{reason}: {len(records)} steps{skipped}, {final}, {survived} of {num_lost} failures "
         f"survived, {num_plans} plan{'s' if num_plans != 1 else ''} used",
         *(_incident_line(incident) for incident in incidents),
         f"run directory: {run_dir}",

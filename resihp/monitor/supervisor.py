@@ -7,7 +7,6 @@ fences it on order, and on rank 0 also hosts the coordinator. It never imports t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -28,9 +27,10 @@ from resihp.wire.messages import (
     Beat,
     ExecutorExited,
     ExecutorStarted,
+    Fault,
     Fence,
     Hello,
-    Injected,
+    Ready,
     Start,
     Stop,
     Welcome,
@@ -56,10 +56,17 @@ class Supervisor:
         self._down: Channel | None = None
         self._progress = Beat(step=-1, instruction=-1)
         self._stop: Stop | None = None
+        self._gave_up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._is_ready = False
 
     async def run(self, find_place: Callable[[], Awaitable[Place]]) -> int:
         """Serve this rank. CoordinatorLost where the coordinator ends before the job does."""
-        self._up = await self._connect(find_place)
+        connecting = asyncio.create_task(self._connect(find_place))
+        await asyncio.wait([connecting, self._gave_up], return_when=asyncio.FIRST_COMPLETED)
+        if self._gave_up.done():
+            connecting.cancel()
+            return self._gave_up.result()
+        self._up = connecting.result()
         self._up.send(Hello(pid=os.getpid()))
         welcome = await self._up.receive()
         if not isinstance(welcome, Welcome):
@@ -87,6 +94,13 @@ class Supervisor:
         """A signal arrived: ask the coordinator to end the whole job in order."""
         if self._up is not None:
             self._up.send(AskStop(reason=reason, exit_code=exit_code))
+        else:
+            self.give_up(exit_code)
+
+    def give_up(self, exit_code: int) -> None:
+        """End at once where we have not reached the coordinator yet."""
+        if self._up is None and not self._gave_up.done():
+            self._gave_up.set_result(exit_code)
 
     def kill_executor(self) -> None:
         """SIGKILL the executor now."""
@@ -127,7 +141,7 @@ class Supervisor:
     async def _end_executor(self) -> None:
         if self._child is None:
             return
-        if self._stop is not None and self._down is not None:
+        if self._stop is not None and self._down is not None and self._is_ready:
             self._down.send(self._stop)
             await self._child.end(self._timing.grace_s)
         else:
@@ -151,12 +165,16 @@ class Supervisor:
     async def _relay_up(self) -> None:
         assert self._up is not None
         assert self._down is not None
-        with contextlib.suppress(WireError):  # a torn frame of a killed executor
+        try:
             while (message := await self._down.receive()) is not None:
                 if isinstance(message, Beat):
                     self._progress = message
                 else:
+                    self._is_ready = self._is_ready or isinstance(message, Ready)
                     self._up.send(message)
+        except WireError as error:
+            print(f"resihp: rank {self._rank}: executor fenced: {error}", file=sys.stderr)
+            self.kill_executor()
 
     async def _watch(self, log_path: Path) -> None:
         assert self._up is not None
@@ -180,8 +198,15 @@ class Supervisor:
             now_s = self._clock.now_s()
             if stopped_since_s is None:
                 stopped_since_s = now_s
-                self._up.send(Injected(kind="stopped", step=-1, instruction=-1, at_s=now_s))
             elif now_s - stopped_since_s >= self._timing.stopped_s:
+                self._up.send(
+                    Fault(
+                        kind="stopped",
+                        step=self._progress.step,
+                        instruction=self._progress.instruction,
+                        at_s=stopped_since_s,
+                    )
+                )
                 self.kill_executor()
 
 

@@ -22,11 +22,11 @@ __all__ = [
     "Deploy",
     "ExecutorExited",
     "ExecutorStarted",
+    "Fault",
     "Fence",
     "Finished",
     "Go",
     "Hello",
-    "Injected",
     "Joined",
     "KillRank",
     "Message",
@@ -114,6 +114,8 @@ class Ready(_Message, frozen=True, kw_only=True):
     port: int
     dataset_digest: str
     num_samples: int
+    num_skipped_files: int
+    """Files of the source that could not be read."""
 
 
 class StoreOpened(_Message, frozen=True, kw_only=True):
@@ -171,8 +173,12 @@ class Finished(_Message, frozen=True, kw_only=True):
     version: int
 
 
-class Injected(_Message, frozen=True, kw_only=True):
-    """A fault of the job file is about to hit this rank (sent just before SIGKILL)."""
+class Fault(_Message, frozen=True, kw_only=True):
+    """What is about to hit or has hit this rank, and when: its detection is measured from here.
+
+    Sent by an executor just before it kills itself for the job file, and by a supervisor that
+    fences a stopped executor.
+    """
 
     kind: str
     step: int
@@ -290,7 +296,7 @@ Message = (
     | Joined
     | StepDone
     | Finished
-    | Injected
+    | Fault
     | Welcome
     | Start
     | Close

@@ -20,15 +20,24 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float
     """All executors must be ready by then (importing torch takes seconds)."""
     settle_s: float
-    """A survivor must leave its generation within this time, or is fenced."""
+    """A survivor must leave its generation within this time, or is fenced (longer, see below)."""
     join_s: float
     """All survivors must have built groups and moved state within this time."""
     collective_s: float
     """Bound of a collective when no verdict comes; a legitimate wait for others is shorter."""
     stalled_s: float
-    """No finished step for this long (or ten times the longest one) ends the job."""
+    """No instruction finished anywhere for this long ends the job."""
     grace_s: float
     """From a polite end to SIGKILL."""
+
+    def settle_bound_s(self, longest_step_s: float | None) -> float:
+        """How long a survivor may take to leave: it finishes the chunk that it computes first.
+
+        No chunk is longer than a step; before the first step nobody knows how long one is.
+        """
+        if longest_step_s is None:
+            return max(self.settle_s, self.stalled_s)
+        return max(self.settle_s, 3 * longest_step_s)
 
     @classmethod
     def from_detect_within(cls, detect_within_s: float) -> Timing:
@@ -41,7 +50,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             start_s=180.0,
             settle_s=max(10 * detect_within_s, 10.0),
             join_s=max(30 * detect_within_s, 30.0),
-            collective_s=max(120 * detect_within_s, 120.0),
+            collective_s=600 * detect_within_s,
             stalled_s=max(120 * detect_within_s, 120.0),
             grace_s=max(2 * detect_within_s, 2.0),
         )

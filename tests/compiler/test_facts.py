@@ -13,16 +13,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resihp.compiler import facts_of
-from resihp.compiler.facts import num_parameters, peak_partials, stage_facts
+from resihp.compiler.facts import move_bytes, num_parameters, peak_partials, stage_facts
 from resihp.config import ModelConfig
 from resihp.executor.gradients import GradientTree
 from resihp.executor.init import initial_parameters
 from resihp.executor.packing import MicroBatch as Tokens
-from resihp.executor.shards import local_shape, tensor_names
+from resihp.executor.shards import local_shape, shard_dim, tensor_names
 from resihp.executor.stage import Stage
 from resihp.executor.tp import SingleMember
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Batch, GroupName, LayerRange
+from resihp.ir.reshard import ShardMove
 
 CONFIG = ModelConfig(
     hidden_size=48,
@@ -78,6 +79,18 @@ def test_parameters_are_those_of_the_executor(layers, tp):
     """The sum over the executor's own local shapes."""
     shapes = [local_shape(CONFIG, n, tp) for n in tensor_names(CONFIG, layers.first, layers.last)]
     assert num_parameters(SHAPE, layers, tp) == sum(map(math.prod, shapes))
+
+
+@pytest.mark.parametrize("layer", range(CONFIG.num_hidden_layers))
+def test_a_move_has_the_bytes_of_the_tensors_that_it_carries(layer):
+    """Parameters and both moments: a chunk of each tensor that is cut, or all whole ones."""
+    sizes = {True: 0, False: 0}
+    for name in tensor_names(CONFIG, layer, layer):
+        sizes[shard_dim(name) is None] += math.prod(local_shape(CONFIG, name, 1))
+    whole = ShardMove(layer=layer, chunk=0, num_chunks=1, source=0, target=1, replicated=True)
+    chunk = ShardMove(layer=layer, chunk=1, num_chunks=2, source=0, target=1)
+    assert move_bytes(SHAPE, whole) == sizes[True] * 3 * 4
+    assert move_bytes(SHAPE, chunk) == sizes[False] // 2 * 3 * 4
 
 
 @in_ranges

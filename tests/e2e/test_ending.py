@@ -128,7 +128,8 @@ def test_a_loss_that_no_plan_can_carry_stops_all_with_one_sentence(
     sentences = [line for line in run.output if "no plan can carry the loss of rank 1" in line]
     assert len(sentences) == 1
     assert "layers 2..3" in sentences[0]
-    assert "ewest complete state" in sentences[0]
+    assert "newest complete state: step 2, never saved" in sentences[0]
+    assert sentences[0].startswith("resihp: error: ")
     assert "Traceback" not in run.text
 
 
@@ -141,6 +142,43 @@ def test_a_broken_job_file_is_one_error_and_no_process(tmp_path: Path, corpus: P
     assert "pipe" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('source = "', 'source = "/no/such', "data.source"),
+        ("258", '65536\n[device]\nmemory = "1MiB"', "device.memory"),
+        ('runs_dir = "', 'runs_dir = "/proc', "job.runs_dir"),
+    ],
+)
+def test_what_is_bound_to_fail_is_refused_before_a_process_starts(
+    old: str, new: str, key: str, tmp_path: Path, corpus: Path
+) -> None:
+    """No data, no room for the model, nowhere to write: one error that names the key."""
+    job = PAIR.write(tmp_path, corpus)
+    job.write_text(job.read_text().replace(old, new))
+    done = subprocess.run(train_command(job), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"resihp: error: {key} = ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_kill_before_the_job_runs_is_refused(tmp_path: Path, corpus: Path) -> None:
+    """Nobody could take over yet; the job is not harmed."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_until(lambda line: line.startswith("run directory"))
+        control = run.dir / "control"
+        while not control.exists():
+            assert run.process.poll() is None
+        kill = [sys.executable, "-m", "resihp", "kill", "--rank", "1", "--run", str(run.dir)]
+        done = subprocess.run(kill, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr == "resihp: error: the job has not begun yet\n"
+        run.read_to_step(0)
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 130
 
 
 def test_the_wrong_number_of_workers_is_refused(tmp_path: Path, corpus: Path) -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sums import combine_replicas
 
-from resihp.executor.gradients import GradientTree, combine_replicas, tree_sum
+from resihp.executor.gradients import GradientTree, tree_sum
 
 COUNTS = st.integers(1, 17)
 

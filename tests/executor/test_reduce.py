@@ -9,9 +9,10 @@ import pytest
 import torch
 from cases import assert_same_bits
 from layouts import SMALL, logical_tensors, one_stage, shards_of
+from sums import combine_replicas
 from torch import Tensor
 
-from resihp.executor.gradients import GradientTree, combine_replicas
+from resihp.executor.gradients import GradientTree
 from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
 from resihp.ir.expand import Program, expand
 from resihp.ir.model import Plan

@@ -1,7 +1,8 @@
 """Slow, obvious versions of what the verifier decides: run the streams, one message at a time.
 
 Members of a group run the same stream, so one machine per (replica, stage) is enough. A channel
-is a list; a receive takes its head and must find what it expects.
+is a list; the first posted receive takes its head and must find what it expects. Nothing waits
+but what needs a tensor, which is the `edge` transport; `transport_oracle` has the others.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Machine:
         self.have: set[tuple[str, tuple[int, int]]] = set()
         self.done: list[tuple[Op, tuple[int, int]]] = []
         self.reduced = self.stepped = False
+        self.posted: dict[GroupName, list[tuple[str, tuple[int, int]]]] = {}
+        """Receives that wait, by peer."""
 
     def need(self, *things: tuple[str, tuple[int, int]]) -> None:
         for thing in things:
@@ -60,12 +63,13 @@ def run(plan: Plan) -> None:
             while machine.at < len(machine.body) and _step(machine, machines, channels):
                 machine.at += 1
                 moved = True
+            _deliver(machine, channels)
     for machine in machines.values():
         if machine.at < len(machine.body):
             raise RefusedError(f"{machine.name} hangs at {machine.at}")
         if not (machine.reduced and machine.stepped):
             raise RefusedError(f"{machine.name} never reduced or stepped")
-    if any(channels.values()):
+    if any(channels.values()) or any(any(m.posted.values()) for m in machines.values()):
         raise RefusedError("messages are left over")
     _all_done(plan, machines)
 
@@ -86,6 +90,7 @@ def _step(
     channels: dict[tuple[GroupName, GroupName], list[Message]],
 ) -> bool:
     """Whether the machine's instruction could run."""
+    _deliver(machine, channels)
     instr = machine.body[machine.at]
     op, plan = instr.op, machine.plan
     if op in (Op.REDUCE_GRADS, Op.STEP):
@@ -98,14 +103,33 @@ def _step(
     if home >= plan.mesh.dp or instr.microbatch >= plan.batch.microbatches:
         raise RefusedError("no such micro-batch")
     if op in (Op.F, Op.B, Op.W, Op.BW):
-        _compute(machine, op, micro_batch)
-        return True
+        return _compute(machine, op, micro_batch)
     return _transfer(machine, machines, channels, op, micro_batch)
 
 
-def _compute(machine: Machine, op: Op, micro_batch: tuple[int, int]) -> None:
+def _deliver(machine: Machine, channels: dict[tuple[GroupName, GroupName], list[Message]]) -> None:
+    """Give what has arrived to the receives that are posted, in order."""
+    for peer, waiting in machine.posted.items():
+        queue = channels.get((peer, machine.name), [])
+        while queue and waiting:
+            message, (kind, micro_batch) = queue.pop(0), waiting.pop(0)
+            if message[:2] != (kind, micro_batch):
+                raise RefusedError(f"{machine.name} takes {message} for {micro_batch}")
+            what = "received chunks of" if message.cut else f"input {kind}"
+            machine.make(what, micro_batch)
+            machine.have.add((f"received {kind} {message.cut}", micro_batch))
+
+
+def _is_on_its_way(machine: Machine, kind: str, micro_batch: tuple[int, int]) -> bool:
+    return any((kind, micro_batch) in waiting for waiting in machine.posted.values())
+
+
+def _compute(machine: Machine, op: Op, micro_batch: tuple[int, int]) -> bool:
+    """Whether its input is here."""
     first = machine.name.stage == 0
     last = machine.name.stage == machine.plan.mesh.pp - 1
+    if op is not Op.W and _is_on_its_way(machine, "act" if op is Op.F else "grad", micro_batch):
+        return False
     machine.done.append((op, micro_batch))
     if op is Op.F:
         if not first:
@@ -118,6 +142,7 @@ def _compute(machine: Machine, op: Op, micro_batch: tuple[int, int]) -> None:
         if not last:
             machine.need(("input grad", micro_batch))
         machine.make("output grad", micro_batch)
+    return True
 
 
 def _transfer(
@@ -148,15 +173,11 @@ def _transfer(
         machine.make(f"sent {kind}", micro_batch)
         channels.setdefault((machine.name, peer), []).append(Message(kind, micro_batch, cut))
     elif verb == "recv":
-        queue = channels.get((peer, machine.name), [])
-        if not queue:
-            return False
-        message = queue.pop(0)
-        if message[:2] != (kind, micro_batch):
-            raise RefusedError(f"{machine.name} takes {message} for {micro_batch}")
         _used_later(machine, kind, micro_batch)
-        machine.make("received chunks of" if message.cut else f"input {kind}", micro_batch)
-        machine.have.add((f"received {kind} {message.cut}", micro_batch))
+        machine.make(f"posted {kind}", micro_batch)
+        machine.posted.setdefault(peer, []).append((kind, micro_batch))
+    elif _is_on_its_way(machine, kind, micro_batch):
+        return False
     else:
         machine.need((f"received {kind} True", micro_batch))
         _used_later(machine, kind, micro_batch)

@@ -1,4 +1,4 @@
-"""The verifier against running the plan: mutated plans are refused exactly if they cannot run.
+"""The verifier against running the plan: mutants are refused exactly if they cannot run.
 
 Every mutant differs from a right plan by one instruction that is dropped, doubled, moved, swapped
 with another, or given another micro-batch or operation.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import plan_oracle
 import pytest
+import transport_oracle
 from plan_build import make_plan
 
 from resihp.ir.model import GroupName, Instr, Op, Plan
@@ -30,7 +31,7 @@ PLANS: dict[str, Plan] = {
     "shared-dropped": make_plan(pp=2, dp=4, microbatches=2, gone={2: 1}, share=True),
     "one-stage": make_plan(pp=1, dp=2, microbatches=3, split=True),
 }
-NUM_MUTANTS = 150
+NUM_MUTANTS = 200
 """Per plan."""
 
 
@@ -61,13 +62,17 @@ def mutate(body: Sequence[Instr], plan: Plan, rng: random.Random) -> tuple[Instr
     return tuple(instrs)
 
 
-def can_run(plan: Plan) -> bool:
-    """What the oracle thinks."""
+TRANSPORTS = ("edge", "pair", "rank", "eager=0", "eager=4096", "eager=8192")
+"""An activation of these plans has 4096 bytes."""
+
+
+def can_run(plan: Plan, transport: str) -> bool:
+    """What the oracles think."""
     try:
         plan_oracle.run(plan)
     except plan_oracle.RefusedError:
         return False
-    return True
+    return transport_oracle.finishes(plan, transport, 4096)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -75,6 +80,7 @@ def test_the_verifier_agrees_with_running_the_plan(name):
     """Accepted plans run to the end with the right work done; refused ones do not."""
     plan, rng = PLANS[name], random.Random(name)
     refused = 0
+    assert plan.batch.tokens * plan.model.hidden * 4 == 4096
     for _ in range(NUM_MUTANTS):
         index = rng.randrange(len(plan.streams))
         streams = list(plan.streams)
@@ -82,8 +88,9 @@ def test_the_verifier_agrees_with_running_the_plan(name):
         streams[index] = msgspec.structs.replace(stream, body=mutate(stream.body, plan, rng))
         mutant = msgspec.structs.replace(plan, streams=tuple(streams))
         text = print_plan(mutant)
-        findings = verify(parse(text))
-        assert (not findings) == can_run(mutant), (findings, text)
+        transport = rng.choice(TRANSPORTS)
+        findings = verify(parse(text), transport=transport)
+        assert (not findings) == can_run(mutant, transport), (transport, findings, text)
         refused += bool(findings)
     assert refused > NUM_MUTANTS // 2
 

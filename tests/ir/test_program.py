@@ -99,7 +99,7 @@ def test_times_of_1f1b_are_the_known_ones():
 
 
 def test_every_instruction_respects_its_dependencies():
-    """Starts follow program order, sends precede receives, rendezvous start together."""
+    """Starts follow program order, sends precede uses, rendezvous start together."""
     plan = make_plan(pp=3, dp=2, microbatches=4, split=True)
     lanes = lanes_of(plan)
     timeline = play(lanes)
@@ -108,7 +108,7 @@ def test_every_instruction_respects_its_dependencies():
         starts, ends = timeline.starts[name], timeline.ends[name]
         assert all(ends[i] <= starts[i + 1] for i in range(len(ends) - 1))
         for index, instr in enumerate(lane.body):
-            if instr.op is Op.RECV_ACT:
+            if instr.op is Op.F and name.stage:
                 up = lanes[GroupName(name.replica, name.stage - 1)]
                 sent = up.body.index(type(instr)(Op.SEND_ACT, instr.microbatch))
                 assert timeline.ends[up.name][sent] <= starts[index]
@@ -170,7 +170,7 @@ def test_a_posted_send_is_held_until_an_answer_proves_its_arrival():
     first, last = (lanes[GroupName(0, stage)].body for stage in (0, 1))
     answers = {i.microbatch: at for at, i in enumerate(first) if i.op is Op.RECV_GRAD}
     assert held(0) == [(f"send_act {number}", answers[number]) for number in range(3)]
-    # Stage 0 takes gradient 0 before it sends activation 2.
+    # Stage 0 uses gradient 0 before it sends activation 2.
     second = [at for at, i in enumerate(last) if i.op is Op.RECV_ACT][2]
     end = len(last) - 1
     assert held(1) == [("send_grad 0", second), ("send_grad 1", end), ("send_grad 2", end)]
@@ -230,7 +230,7 @@ def test_the_picture_keeps_to_the_width(width):
 def test_the_picture_of_a_deadlock_says_so():
     """It is drawn as far as it gets."""
     text = print_plan(make_plan(microbatches=1)).replace(
-        "  F 0\n  send_act 0\n  recv_grad 0\n", "  F 0\n  recv_grad 0\n  send_act 0\n"
+        "  send_act 0\n  recv_grad 0\n  BW 0\n", "  recv_grad 0\n  BW 0\n  send_act 0\n"
     )
     picture = draw(parse(text).plan)
-    assert "deadlock: dp0.pp0 at `recv_grad`, dp0.pp1 at `recv_act` wait for ever" in picture
+    assert "deadlock: dp0.pp0 at `BW`, dp0.pp1 at `F` wait for ever" in picture

@@ -1,4 +1,4 @@
-"""`resihp verify`, `fmt` and `show` as a user runs them."""
+"""`resihp verify`, `fmt`, `show` and `expand` as a user runs them."""
 
 from __future__ import annotations
 
@@ -52,15 +52,6 @@ def test_verify_writes_json(capsys, bad):
     assert finding["span"] == {"line": finding["span"]["line"], "column": 3, "end_column": 13}
 
 
-def test_verify_explains_a_code(capsys):
-    """The paragraph of the table; an unknown code is answered with near ones."""
-    assert main(["verify", "--explain", "rhp501"]) == 0
-    assert capsys.readouterr().out.startswith("RHP501: deadlock\n\nStreams wait for each other")
-    assert main(["verify", "--explain", "RHP509"]) == 2
-    assert "RHP501" in capsys.readouterr().err
-    assert main(["verify"]) == 2
-
-
 def test_verify_of_what_is_no_plan_is_1(capsys, tmp_path):
     """Syntax faults are findings like others."""
     path = tmp_path / "no.plan"
@@ -69,20 +60,31 @@ def test_verify_of_what_is_no_plan_is_1(capsys, tmp_path):
     assert "error[RHP001]: unknown statement `nonsense`" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", ["verify", "fmt", "show"])
-def test_an_unreadable_file_is_2(capsys, tmp_path, verb):
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["verify", "FILE"],
+        ["fmt", "FILE"],
+        ["show", "FILE"],
+        ["expand", "--rank", "0", "FILE"],
+        ["diff", "FILE", "FILE"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_an_unreadable_file_is_2(capsys, tmp_path, argv):
     """A missing file and one that is no text."""
-    assert main([verb, str(tmp_path / "missing.plan")]) == 2
+    path = tmp_path / "some.plan"
+    argv = [str(path) if word == "FILE" else word for word in argv]
+    assert main(argv) == 2
     assert "cannot read" in capsys.readouterr().err
-    binary = tmp_path / "binary.plan"
-    binary.write_bytes(b"plan 1\n\xff\xfe")
-    assert main([verb, str(binary)]) == 2
+    path.write_bytes(b"plan 1\n\xff\xfe")
+    assert main(argv) == 2
     assert "is not UTF-8 text (byte 7)" in capsys.readouterr().err
 
 
 def test_an_unknown_transport_is_2(capsys, good):
     """The known ones are listed."""
-    assert main(["verify", "--transport", "pair", str(good)]) == 2
+    assert main(["verify", "--transport", "pigeon", str(good)]) == 2
     assert "the verifier knows `edge`" in capsys.readouterr().err
 
 
@@ -144,17 +146,45 @@ def test_fmt_leaves_what_is_no_plan_alone(capsys, tmp_path):
     assert "RHP001" in capsys.readouterr().err
 
 
-def test_show_draws_the_plan_or_lists_a_program(capsys, good):
-    """A picture, or one rank's instructions with their peers."""
+def test_show_draws_the_plan(capsys, good):
+    """A picture with a row per group."""
     assert main(["show", str(good)]) == 0
     assert "dp1.pp0 tp=1" in capsys.readouterr().out
-    assert main(["show", "--rank", "4", str(good)]) == 0
+
+
+def test_expand_lists_the_program_of_a_rank(capsys, good):
+    """Homes, peers, chunks and bytes in columns; a rank without a program is wrong use."""
+    assert main(["expand", "--rank", "4", str(good)]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0] == "rank 4: member 0 of 1 in dp1.pp0, layers 0..3, stage 0 of 2"
-    assert lines[1:5] == [
-        "  F 0",
-        "  scatter_act 0 2 chunks",
-        "  send_act 0 -> rank 6 chunk 0, rank 7 chunk 1 of 2",
-        "  F 1",
+    assert lines[:5] == [
+        "rank 4: member 0 of 1 in dp1.pp0, layers 0..3, stage 0 of 2",
+        " #  instruction      peers and chunks                       bytes each",
+        " 0  F 0@1",
+        " 1  scatter_act 0@1  2 chunks",
+        " 2  send_act 0@1     -> rank 6 chunk 0/2, rank 7 chunk 1/2        2048",
     ]
-    assert main(["show", "--rank", "5", str(good)]) == 2
+    assert lines[-3:] == ["24  reduce_grads", "25  step", ""]
+    assert main(["expand", "--rank", "5", str(good)]) == 2
+    assert "rank 5 is in no group" in capsys.readouterr().err
+
+
+def test_expand_writes_json(capsys, good):
+    """The same for programs; what an instruction does not have is left out."""
+    assert main(["expand", "--rank", "6", "--format", "json", str(good)]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert (listed["rank"], listed["group"], listed["layers"]) == (6, "dp1.pp1", [4, 7])
+    assert listed["boundary_bytes"] == 16 * 64 * 4
+    transfer = {"peer": 4, "chunk": 0, "num_chunks": 2, "num_bytes": 2048}
+    assert listed["instrs"][:2] == [
+        {"index": 0, "op": "recv_act", "home": 1, "microbatch": 0, "transfers": [transfer]},
+        {"index": 1, "op": "gather_act", "home": 1, "microbatch": 0, "num_chunks": 2},
+    ]
+    assert listed["instrs"][-1]["op"] == "step"
+
+
+def test_expand_of_what_is_no_plan_shows_the_fault(capsys, tmp_path):
+    """Like the other verbs."""
+    path = tmp_path / "no.plan"
+    path.write_text("plan 1\nnonsense\n")
+    assert main(["expand", "--rank", "0", str(path)]) == 1
+    assert "RHP001" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def record_of(step: int, loss: float = 1.0, *, skipped: bool = False) -> StepRec
 
 
 def ready(digest: str = "d") -> Ready:
-    return Ready(port=4000, dataset_digest=digest, num_samples=9)
+    return Ready(port=4000, dataset_digest=digest, num_samples=9, num_skipped_files=0)
 
 
 def exited(code: int = -9, last_words: str = "") -> ExecutorExited:
@@ -121,7 +121,7 @@ def settled(
         voted=voted,
         updates=version if updates is None else updates,
         record=record,
-        layouts=(0,),
+        layouts=tuple(range(generation)),
         noticed_s=0.0,
     )
 

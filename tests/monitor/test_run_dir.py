@@ -41,7 +41,14 @@ def test_a_new_directory_holds_the_whole_job(job: JobConfig, run_dir: RunDir):
     assert run_dir.path.parent == Path(job.job.runs_dir)
     assert run_dir.path.name.startswith("sim-")
     assert load(run_dir.path / "job.toml") == job
-    assert sorted(path.name for path in run_dir.path.iterdir()) == ["job.toml", "logs", "plans"]
+    assert sorted(path.name for path in run_dir.path.iterdir()) == [
+        "events.jsonl",
+        "job.toml",
+        "ledger.jsonl",
+        "logs",
+        "metrics.jsonl",
+        "plans",
+    ]
 
 
 def test_two_runs_of_one_job_do_not_meet(job: JobConfig, run_dir: RunDir):

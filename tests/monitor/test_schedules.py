@@ -86,7 +86,7 @@ def test_hung_and_mute_ranks_do_not_stop_the_others():
         end = world.run(LIMIT_S)
         codes.append(end.exit_code)
         if end.exit_code == 1:  # alone, a hang is not to be told from a slow step
-            assert "no step finished" in end.reason or "times in a row" in end.reason
+            assert "no instruction finished" in end.reason or "times in a row" in end.reason
         else:
             check_end(world, end.exit_code)
     assert {0, 1} <= set(codes)

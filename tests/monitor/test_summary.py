@@ -73,7 +73,7 @@ def test_what_is_not_known_is_not_made_up():
     fatal = incident(resumed_s=None, step=9)
     lines = summary([], [silent, fatal], 3, Path("r"), "no plan").split("\n")
     assert lines[1:4] == [
-        "no plan: 0 steps, no step finished, 1 of 2 failures survived, 3 plans used",
+        "no plan: 0 steps, no step finished, 2 of 3 failures survived, 3 plans used",
         "  rank 1, 4 at step 7: detected ?, recovered 400 ms, 3.0 MiB moved (dp1.pp0 TP 2 -> 1)",
         "  rank 5 at step 9: not recovered",
     ]

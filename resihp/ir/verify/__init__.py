@@ -7,14 +7,15 @@ one mistake gives few findings; none of them crashes on a broken plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from resihp.errors import UserError
 from resihp.ir.diagnostics import Diagnostic, Severity
 from resihp.ir.facts import Facts
-from resihp.ir.lanes import alike, lanes_of
-from resihp.ir.model import Plan
+from resihp.ir.lanes import Lane, alike, lanes_of
+from resihp.ir.model import GroupName, Plan
 from resihp.ir.source import Parsed
+from resihp.ir.transport import TRANSPORTS, Transport, parse_transport
 from resihp.ir.verify.adaptation import check_adaptation, check_targets
 from resihp.ir.verify.channels import check_channels
 from resihp.ir.verify.dataflow import check_dataflow
@@ -28,15 +29,13 @@ from resihp.ir.verify.topology import check_topology
 
 __all__ = ["TRANSPORTS", "check_transport", "has_errors", "verify"]
 
-TRANSPORTS = ("edge",)
-"""Transports that progress can be proved under. `edge`: one FIFO per directed rank pair."""
+_BOUNDARY_ELEMENT_BYTES = 4
+"""Activations and their gradients cross stages in float32."""
 
 
 def check_transport(name: str) -> None:
     """Raise `UserError` unless progress can be proved under the transport `name`."""
-    if name not in TRANSPORTS:
-        known = ", ".join(f"`{transport}`" for transport in TRANSPORTS)
-        raise UserError(f"unknown transport `{name}`; the verifier knows {known}")
+    parse_transport(name)
 
 
 def verify(
@@ -50,33 +49,62 @@ def verify(
 
     `previous` is the plan that ran before: with it the reconfiguration is checked. `facts` are the
     sizes that the memory check needs, or a function that derives them from the plan (called only
-    if the layout is sound); memory is checked if the plan also has a memory line.
+    if the layout is sound); memory is checked if the plan also has a memory line. Progress is
+    proved under `transport` (see `resihp.ir.transport`); what crosses stages has the
+    `boundary_bytes` of the facts, and without facts tokens * hidden * 4.
 
     Raises `UserError` for an unknown transport.
     """
-    check_transport(transport)
+    return _verify(parsed, previous, facts, parse_transport(transport), look_for_swaps=True)
+
+
+def _verify(
+    parsed: Parsed,
+    previous: Plan | None,
+    facts: Facts | Callable[[Plan], Facts] | None,
+    transport: Transport,
+    *,
+    look_for_swaps: bool,
+) -> list[Diagnostic]:
     findings = Findings()
     check_sizes(parsed, findings)
     if len(findings):
         return findings.sorted()
     check_ranges(parsed, findings)
     check_topology(parsed, findings)
+    sound = not findings.has("RHP1", "RHP2")
+    needed = sound and (parsed.plan.memory_bytes is not None or transport.kind == "eager")
+    known = _known(facts, parsed.plan) if needed else None
     findings.alike = alike(parsed.plan)
     lanes = lanes_of(parsed.plan, findings.alike)
     work = check_once(parsed, lanes, findings)
     matched = check_dataflow(parsed, lanes, work, findings)
     check_channels(parsed, matched, findings)
-    check_progress(parsed, lanes, findings)
+    sizes = _boundary_bytes(parsed.plan, lanes, known) if transport.kind == "eager" else None
+    again = partial(_verify, previous=None, facts=known, transport=transport, look_for_swaps=False)
+    check_progress(parsed, lanes, transport, sizes, findings, again if look_for_swaps else None)
     check_gradients(parsed, findings)
-    sound = not findings.has("RHP1", "RHP2")
-    if facts is not None and parsed.plan.memory_bytes is not None and sound:
-        known = facts if isinstance(facts, Facts) else facts(parsed.plan)
+    if known is not None and parsed.plan.memory_bytes is not None:
         check_memory(parsed, lanes, known, findings)
     if sound:
         check_targets(parsed, findings)
     if previous is not None and sound:
         check_adaptation(parsed, previous, findings)
     return findings.sorted()
+
+
+def _known(facts: Facts | Callable[[Plan], Facts] | None, plan: Plan) -> Facts | None:
+    return facts if facts is None or isinstance(facts, Facts) else facts(plan)
+
+
+def _boundary_bytes(
+    plan: Plan, lanes: Mapping[GroupName, Lane], facts: Facts | None
+) -> dict[GroupName, int]:
+    """Bytes of a whole activation, or its gradient, that each group sends."""
+    derived = plan.batch.tokens * plan.model.hidden * _BOUNDARY_ELEMENT_BYTES
+    if facts is None:
+        return dict.fromkeys(lanes, derived)
+    return {name: facts.stages[name].boundary_bytes for name in lanes}
 
 
 def has_errors(findings: Sequence[Diagnostic]) -> bool:

@@ -9,7 +9,7 @@ One rule per instruction, all in bytes of one member of the group:
     receive     takes a buffer (whole, or this member's chunks), given back after its use; gather
                 replaces the chunks by the whole tensor
     send        takes a buffer (whole, or this member's chunks) until the stream can know that it
-                was taken: when it receives something that the peer sent after taking it
+                was taken: right before it uses something that the peer sent after using it
 
 A posted send whose arrival the stream never learns of is held to the end. This bounds the real
 peak whatever the speed of the others, since it rests on order alone, not on time.
@@ -18,7 +18,7 @@ peak whatever the speed of the others, since it rests on order alone, not on tim
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from resihp.ir.source import Parsed
 from resihp.ir.statements import spell_numbers
 from resihp.ir.verify.findings import Findings
 
-__all__ = ["Live", "check_memory", "live_spans"]
+__all__ = ["Live", "check_memory", "live_spans", "peak_bytes", "readable_bytes"]
 
 
 class Live(NamedTuple):
@@ -56,8 +56,8 @@ def check_memory(
         if sizes.state_bytes > capacity:
             span = parsed.groups[parsed.plan.groups.index(lane.group)]
             message = (
-                f"the state of {name} takes {_size(sizes.state_bytes)} on "
-                f"{_on(lane)}; the device has {_size(capacity)}"
+                f"the state of {name} takes {readable_bytes(sizes.state_bytes)} on "
+                f"{_on(lane)}; the device has {readable_bytes(capacity)}"
             )
             findings.add("RHP602", span, message, replica=name.replica)
             continue
@@ -73,11 +73,7 @@ def _check_lane(
     findings: Findings,
 ) -> None:
     spans = list(live_spans(lanes, lane, sizes))
-    change = [0] * (len(lane.body) + 1)
-    for live in spans:
-        change[live.first] += live.num_bytes
-        change[live.last + 1] -= live.num_bytes
-    totals = [sizes.state_bytes + live for live in accumulate(change[:-1])]
+    totals = _totals(spans, lane, sizes)
     peak = max(totals, default=0)
     if peak <= capacity:
         return
@@ -86,11 +82,25 @@ def _check_lane(
     findings.add(
         "RHP601",
         parsed.streams[lane.stream].span(at),
-        f"{lane.name} needs {_size(peak)} on {_on(lane)} at `{text}`; the device has "
-        f"{_size(capacity)}",
+        f"{lane.name} needs {readable_bytes(peak)} on {_on(lane)} at `{text}`; the device has "
+        f"{readable_bytes(capacity)}",
         hint=f"alive here: {_alive(spans, at, sizes.state_bytes)}",
         replica=lane.name.replica,
     )
+
+
+def peak_bytes(lanes: Mapping[GroupName, Lane], lane: Lane, sizes: StageFacts) -> int:
+    """The most that one member of `lane` needs at any instruction."""
+    return max(_totals(live_spans(lanes, lane, sizes), lane, sizes), default=sizes.state_bytes)
+
+
+def _totals(spans: Iterable[Live], lane: Lane, sizes: StageFacts) -> list[int]:
+    """Bytes in use at each instruction."""
+    change = [0] * (len(lane.body) + 1)
+    for live in spans:
+        change[live.first] += live.num_bytes
+        change[live.last + 1] -= live.num_bytes
+    return [sizes.state_bytes + live for live in accumulate(change[:-1])]
 
 
 def _on(lane: Lane) -> str:
@@ -107,7 +117,7 @@ def _mnemonic(lane: Lane, index: int) -> str:
 
 
 def _alive(spans: list[Live], at: int, state_bytes: int) -> str:
-    parts = [f"state {_size(state_bytes)}"]
+    parts = [f"state {readable_bytes(state_bytes)}"]
     by_kind: dict[str, list[Live]] = {}
     for live in spans:
         if live.first <= at <= live.last:
@@ -115,7 +125,7 @@ def _alive(spans: list[Live], at: int, state_bytes: int) -> str:
     for what, alive in by_kind.items():
         total = sum(live.num_bytes for live in alive)
         numbers = ", ".join(dict.fromkeys(live.number for live in alive))
-        parts.append(f"{what} of {numbers} {_size(total)}")
+        parts.append(f"{what} of {numbers} {readable_bytes(total)}")
     return "; ".join(parts)
 
 
@@ -176,7 +186,7 @@ def _send_buffers(lane: Lane, downstream: Lane, edge: Edge, sizes: StageFacts) -
     for (op, micro_batch), send in lane.first.items():
         if op is not edge.send:
             continue
-        taken = downstream.first.get((edge.recv, micro_batch))
+        taken = downstream.use_of(edge, micro_batch)
         last = len(lane.body) - 1
         if taken is not None:
             last = _first_answer(answers, taken, send, last)
@@ -186,23 +196,26 @@ def _send_buffers(lane: Lane, downstream: Lane, edge: Edge, sizes: StageFacts) -
 
 
 def _answers(lane: Lane, peer: Lane) -> list[tuple[int, int]]:
-    """(send in `peer`, its receive in `lane`) of all that `peer` sends here, in send order."""
+    """(send in `peer`, its use in `lane`) of all that `peer` sends here, in send order.
+
+    A receive is only posted where it stands; what it brings is here for sure where it is used.
+    """
     step = lane.name.stage - peer.name.stage
     back = next(edge for edge in EDGES if edge.stage_step == step)
     return sorted(
-        (index, lane.first[back.recv, micro_batch])
+        (index, use)
         for (op, micro_batch), index in peer.first.items()
-        if op is back.send and (back.recv, micro_batch) in lane.first
+        if op is back.send and (use := lane.use_of(back, micro_batch)) is not None
     )
 
 
 def _first_answer(answers: list[tuple[int, int]], taken: int, send: int, end: int) -> int:
-    """The first receive after `send` of something that the peer sent after index `taken`."""
+    """Right before the first use after `send` of what the peer sent after index `taken`."""
     start = bisect_right(answers, (taken, end + 1))
-    return next((recv for _, recv in answers[start:] if recv > send), end)
+    return next((use - 1 for _, use in answers[start:] if use > send), end)
 
 
-def _size(num_bytes: int) -> str:
+def readable_bytes(num_bytes: int) -> str:
     """`1.5 GiB` for a message."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= size:

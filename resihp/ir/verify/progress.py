@@ -1,129 +1,124 @@
-"""No deadlock: played as early as possible, every stream reaches its end."""
+"""No deadlock: played as early as the transport allows, every stream reaches its end."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from resihp.ir.diagnostics import Related, Span
+from resihp.ir.diagnostics import Diagnostic, Related, Span
 from resihp.ir.lanes import Lane, name_of
 from resihp.ir.model import GroupName
 from resihp.ir.source import Parsed
-from resihp.ir.timeline import meeting_of, message_of, play
+from resihp.ir.timeline import UNIT_COST, Player
+from resihp.ir.transfers import At
+from resihp.ir.transport import Transport
 from resihp.ir.verify.findings import Findings
+from resihp.ir.verify.swaps import find_swap, streams_of
+from resihp.ir.verify.waits import Link, circles
 
 __all__ = ["check_progress"]
 
-_Waits = dict[GroupName, list[GroupName]]
+_MOST_SWAPS = 4
+"""Circles of one plan for which a swap is looked for."""
+_GENERAL_HINTS = {
+    "edge": "a posted send never waits: move the awaited one, with the compute that makes it, "
+    "before what it comes after",
+    "pair": "both ranks of a pair must list all their transfers, in both directions, in the same "
+    "order; a receive may be listed long before it is needed",
+    "rank": "ranks must list the transfers between them in an order that all of them agree on; "
+    "a receive may be listed long before it is needed",
+    "eager": "post the receive before what it comes after, or allow a larger buffer",
+}
 
 
-def check_progress(parsed: Parsed, lanes: Mapping[GroupName, Lane], findings: Findings) -> None:
-    """RHP501, once for every circle of lanes that has no lane in common with a shorter one."""
-    stuck = play(lanes).stuck
-    waits = {name: _waits_for(lanes, stuck, name) for name in stuck}
-    while True:
-        circle = _shortest_circle(waits)
-        if not circle:
-            return
-        _report(parsed, lanes, stuck, circle, findings)
-        for name in circle:
-            del waits[name]
+def check_progress(
+    parsed: Parsed,
+    lanes: Mapping[GroupName, Lane],
+    transport: Transport,
+    boundary_bytes: Mapping[GroupName, int] | None,
+    findings: Findings,
+    verify: Callable[[Parsed], Sequence[Diagnostic]] | None,
+) -> None:
+    """RHP501, once for every circle of lanes that has no lane in common with a shorter one.
 
+    `boundary_bytes` are the sizes that `eager` needs. `verify` judges plans with two instructions
+    swapped; without it no swap is looked for.
+    """
 
-def _waits_for(
-    lanes: Mapping[GroupName, Lane], stuck: dict[GroupName, int], name: GroupName
-) -> list[GroupName]:
-    """The stuck lanes that `name` cannot go on without."""
-    lane, index = lanes[name], stuck[name]
-    message = message_of(lane, index)
-    if message is not None:
-        return [message.sender]
-    meeting = meeting_of(lane, index)
-    assert meeting is not None, "only receives and rendezvous wait"
-    return [
-        other
-        for other in stuck
-        if (at := _meeting_index(lanes[other], lane, index)) is not None and stuck[other] < at
-    ]
+    def play(lanes: Mapping[GroupName, Lane]) -> tuple[dict[GroupName, int], list[list[Link]]]:
+        player = Player(lanes, UNIT_COST, transport, boundary_bytes)
+        stuck = player.run().stuck
+        return stuck, list(circles(player, stuck))
 
+    def in_circles(lanes: Mapping[GroupName, Lane]) -> set[GroupName]:
+        return {link.source.name for circle in play(lanes)[1] for link in circle}
 
-def _meeting_index(other: Lane, lane: Lane, index: int) -> int | None:
-    """Where `other` takes part in the rendezvous of `lane`'s instruction `index`."""
-    at = other.meets.get(lane.body[index].op)
-    if at is None or meeting_of(other, at) != meeting_of(lane, index):
-        return None
-    return at
-
-
-def _shortest_circle(waits: _Waits) -> list[GroupName]:
-    """A shortest circle of the wait-for graph, from the first lane that lies on one."""
-    best: list[GroupName] = []
-    for start in waits:
-        circle = _circle_through(waits, start, len(best) or len(waits) + 1)
-        if circle:
-            best = circle
-            if len(best) == 2:
-                break
-    return best
-
-
-def _circle_through(waits: _Waits, start: GroupName, shorter_than: int) -> list[GroupName]:
-    """A shortest circle through `start` of fewer than `shorter_than` lanes; empty if none."""
-    came_from: dict[GroupName, GroupName] = {}
-    depth = {start: 0}
-    queue = deque([start])
-    while queue:
-        name = queue.popleft()
-        if depth[name] + 1 >= shorter_than:
-            return []
-        for following in waits[name]:
-            if following == start:
-                circle = [name]
-                while circle[-1] != start:
-                    circle.append(came_from[circle[-1]])
-                return circle[::-1]
-            if following in waits and following not in depth:
-                depth[following] = depth[name] + 1
-                came_from[following] = name
-                queue.append(following)
-    return []
+    stuck, found = play(lanes)
+    for number, circle in enumerate(found):
+        hint = _GENERAL_HINTS[transport.kind]
+        if verify is not None and number < _MOST_SWAPS:
+            swap = find_swap(parsed, lanes, circle, in_circles, verify)
+            if swap is not None:
+                lane = next(lane for lane in lanes.values() if lane.stream == swap.stream)
+                ends = (_instr(parsed, lane, index) for index in swap[1:])
+                also = ", in each replica" if len(streams_of(parsed.plan, swap)) > 1 else ""
+                hint = f"swap {' and '.join(ends)}{also}: the circle is gone"
+        _report(parsed, lanes, transport, stuck, circle, hint, findings)
 
 
 def _report(
     parsed: Parsed,
     lanes: Mapping[GroupName, Lane],
+    transport: Transport,
     stuck: dict[GroupName, int],
-    circle: list[GroupName],
+    circle: list[Link],
+    hint: str,
     findings: Findings,
 ) -> None:
     """Start at the first line of the text that takes part, then follow the circle."""
-    places = {name: parsed.streams[lanes[name].stream].span(stuck[name]) for name in circle}
-    start = min(range(len(circle)), key=lambda at: (places[circle[at]], circle[at]))
+
+    def place(at: At) -> Span:
+        return parsed.streams[lanes[at.name].stream].span(at.position)
+
+    start = min(range(len(circle)), key=lambda i: (place(circle[i].source), circle[i].source))
     circle = circle[start:] + circle[:start]
     related: list[Related] = []
-    for name, following in zip(circle, [*circle[1:], circle[0]], strict=True):
-        what, span = _awaited(parsed, lanes[name], stuck[name], lanes[following])
-        related.append(Related(f"{name} waits here for {following}", places[name]))
-        related.append(Related(f"... which runs {what} only later", span))
-    chain = ", which waits for ".join(str(name) for name in [*circle[1:], circle[0]])
+    for link in circle:
+        source, awaited = link.source, link.awaited
+        who = f"{source.name} waits"
+        if stuck.get(source.name) != source.position:
+            who = f"the queue of {source.name} waits"
+        whose = "its " if awaited.name == source.name else ""
+        owner = "" if whose else f" of {awaited.name}"
+        what = f"{whose}{_text(lanes, awaited)}{owner} (line {place(awaited).line})"
+        order = "is queued behind" if link.queued else "comes after"
+        target = f"{_text(lanes, link.target)} (line {place(link.target).line})"
+        related.append(Related(f"{who} here for {what}, which {order} {target}", place(source)))
+    names = [circle[0].source.name]
+    for link in circle:
+        if link.target.name != names[-1]:
+            names.append(link.target.name)
+    chain = ", which waits for ".join(str(name) for name in names[1:])
+    under = "" if transport.kind == "edge" else f" under transport `{transport}`"
     findings.add(
         "RHP501",
-        places[circle[0]],
-        f"deadlock: {circle[0]} waits for {chain}",
+        place(circle[0].source),
+        f"deadlock{under}: {names[0]} waits for {chain or 'itself'}",
         related=tuple(related),
-        hint="a send never waits: move it, with the compute that makes it, before the receive "
-        "that starts the circle",
-        replica=circle[0].replica,
+        hint=hint,
+        replica=names[0].replica,
     )
 
 
-def _awaited(parsed: Parsed, lane: Lane, index: int, other: Lane) -> tuple[str, Span]:
-    """The instruction of `other` that `lane` waits for at `index`, and its place."""
-    message = message_of(lane, index)
-    if message is None:
-        at = _meeting_index(other, lane, index)
-        assert at is not None
-        return f"`{other.body[at].op.mnemonic}`", parsed.streams[other.stream].span(at)
-    at = other.first[message.op, message.micro_batch]
-    number = name_of(message.micro_batch, other.name.replica)
-    return f"`{message.op.mnemonic} {number}`", parsed.streams[other.stream].span(at)
+def _text(lanes: Mapping[GroupName, Lane], at: At) -> str:
+    """The instruction as it reads in its stream."""
+    lane = lanes[at.name]
+    micro_batch = lane.micro_batches[at.position]
+    mnemonic = lane.body[at.position].op.mnemonic
+    if micro_batch is None:
+        return f"`{mnemonic}`"
+    return f"`{mnemonic} {name_of(micro_batch, lane.name.replica)}`"
+
+
+def _instr(parsed: Parsed, lane: Lane, index: int) -> str:
+    line = parsed.streams[lane.stream].span(index).line
+    return f"{_text({lane.name: lane}, At(lane.name, index))} (line {line})"

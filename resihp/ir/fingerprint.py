@@ -1,0 +1,51 @@
+"""An identity of a finding that survives edits elsewhere in the file.
+
+It is made of the code, the block that the line stands in (`stream dp=0 pp=1`), the line in
+canonical spacing and the words that the caret covers; never of line numbers. Findings of one
+file that agree in all of these are told apart by their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+from resihp.ir.diagnostics import Diagnostic
+from resihp.ir.structure import code_of
+
+__all__ = ["fingerprints"]
+
+
+def fingerprints(diagnostics: Sequence[Diagnostic], text: str) -> list[str]:
+    """One per finding, such as `1f0e5a8c9d2b7c34:1`. The text need not be a valid plan."""
+    lines = text.split("\n")
+    blocks = _blocks(lines)
+    seen: Counter[str] = Counter()
+    found: list[str] = []
+    for diagnostic in diagnostics:
+        at = diagnostic.span.line - 1
+        covered = lines[at][diagnostic.span.column - 1 : diagnostic.span.end_column - 1]
+        parts = (diagnostic.code, blocks[at], _words(lines[at]), _words(covered))
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        seen[digest] += 1
+        found.append(f"{digest}:{seen[digest]}")
+    return found
+
+
+def _blocks(lines: Sequence[str]) -> list[str]:
+    """The head of the block that each line stands in; empty outside of blocks."""
+    inside = ""
+    blocks: list[str] = []
+    for line in lines:
+        code = code_of(line).strip()
+        if code == "}":
+            inside = ""
+        blocks.append(inside)
+        if code.endswith("{"):
+            inside = _words(code.removesuffix("{"))
+    return blocks
+
+
+def _words(line: str) -> str:
+    return " ".join(code_of(line).split())

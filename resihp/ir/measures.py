@@ -1,0 +1,78 @@
+"""Time and memory of a plan in numbers that can be compared: unit costs, peaks, bytes moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from resihp.ir.facts import Facts
+from resihp.ir.lanes import lanes_of
+from resihp.ir.model import Plan
+from resihp.ir.reshard import ShardMove, transfers
+from resihp.ir.timeline import UNIT_COST, play
+from resihp.ir.verify.memory import peak_bytes
+
+__all__ = ["Measures", "Peak", "StateMove", "measure", "state_moves"]
+
+
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
+    """The group whose members need the most memory."""
+
+    group: str
+    num_bytes: int
+    capacity_bytes: int
+
+
+class Measures(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration of a plan."""
+
+    makespan: float
+    """In units of time: F, B and W take one, BW two, transfers none."""
+    idle: float
+    """Share of the time that TP groups compute nothing, 0 .. 1, over all groups."""
+    peak: Peak | None
+    """None where the plan gives no capacity."""
+
+
+class StateMove(msgspec.Struct, frozen=True, kw_only=True):
+    """State that one rank sends to another before the first iteration."""
+
+    source: int
+    target: int
+    num_bytes: int
+
+
+def measure(plan: Plan, facts: Facts) -> Measures:
+    """Time and peak memory of a verified plan."""
+    lanes = lanes_of(plan)
+    makespan = play(lanes).makespan
+    busy = sum(UNIT_COST.get(instr.op, 0.0) for lane in lanes.values() for instr in lane.body)
+    return Measures(
+        makespan=makespan,
+        idle=1 - busy / (makespan * len(lanes)) if makespan else 0.0,
+        peak=_peak(plan, facts),
+    )
+
+
+def _peak(plan: Plan, facts: Facts) -> Peak | None:
+    if plan.memory_bytes is None:
+        return None
+    lanes = lanes_of(plan)
+    peaks = {name: peak_bytes(lanes, lane, facts.stages[name]) for name, lane in lanes.items()}
+    worst = max(peaks, key=lambda name: peaks[name])
+    return Peak(group=str(worst), num_bytes=peaks[worst], capacity_bytes=plan.memory_bytes)
+
+
+def state_moves(
+    previous: Plan, plan: Plan, bytes_of: Callable[[ShardMove], int]
+) -> tuple[StateMove, ...]:
+    """Bytes per rank pair, by source and target; `plan` is verified to follow `previous`."""
+    total: Counter[tuple[int, int]] = Counter()
+    for move in transfers(previous, plan):
+        total[move.source, move.target] += bytes_of(move)
+    return tuple(
+        StateMove(source=source, target=target, num_bytes=num_bytes)
+        for (source, target), num_bytes in sorted(total.items())
+    )

@@ -1,0 +1,44 @@
+"""What would stop a job before its first step, found before any process is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from resihp.config import JobConfig
+from resihp.errors import ConfigError, NoFeasiblePlan
+from resihp.monitor.planner import Planner
+
+__all__ = ["check_job"]
+
+
+def check_job(job: JobConfig) -> None:
+    """Raise ConfigError, naming the key, for what can be seen from here."""
+    _check_data(job.data.source)
+    _check_runs_dir(Path(job.job.runs_dir))
+    try:
+        Planner(job).initial()
+    except NoFeasiblePlan as error:
+        raise ConfigError(f'device.memory = "{job.device.memory}": {error}') from error
+
+
+def _check_data(source: str) -> None:
+    if source == "stdlib":
+        return
+    path = Path(source)
+    what = f'data.source = "{source}"'
+    if not path.is_dir():
+        raise ConfigError(f'{what}: no such directory; name one with text files, or use "stdlib"')
+    if not any(entry.is_file() for entry in path.rglob("*")):
+        raise ConfigError(f"{what}: the directory holds no file")
+
+
+def _check_runs_dir(path: Path) -> None:
+    """The directory is there and ours to write in, or can be made."""
+    existing = next(
+        parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists()
+    )
+    if not existing.is_dir():
+        raise ConfigError(f'job.runs_dir = "{path}": {existing} is not a directory')
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f'job.runs_dir = "{path}": {existing} is not writable')

@@ -1,0 +1,13 @@
+"""Options of the whole suite."""
+
+from __future__ import annotations
+
+
+def pytest_addoption(parser):
+    """`--update-golden` rewrites the texts that golden tests compare with."""
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write what the program prints now into tests/ir/golden; look at the diff before "
+        "committing it",
+    )

@@ -1,0 +1,293 @@
+"""`resihp diff`: what changed in meaning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from plan_build import make_plan
+from strategies import plans
+
+from resihp.cli import main
+from resihp.compiler.facts import facts_of, move_bytes
+from resihp.ir.difference import GroupChange, GroupState, Position, compare
+from resihp.ir.explanation import example_of
+from resihp.ir.measures import measure, state_moves
+from resihp.ir.model import GroupName
+from resihp.ir.parser import parse
+from resihp.ir.printer import print_plan
+
+WHOLE = print_plan(make_plan(dp=2, tp=2))
+SHRUNK = print_plan(make_plan(dp=2, tp=2, degrees={GroupName(1, 0): 1}))
+DROPPED = print_plan(make_plan(dp=2, tp=2, gone={1: 0}))
+
+
+def changes(old, new):
+    """The difference of two texts."""
+    return compare(parse(old), parse(new))
+
+
+def line_of(text, line):
+    """Number of the first line that reads like this."""
+    return text.split("\n").index(line) + 1
+
+
+def edit(text, *edits):
+    """`text` with the first occurrence of each replaced."""
+    for before, after in edits:
+        assert before in text
+        text = text.replace(before, after, 1)
+    return text
+
+
+def test_spelling_makes_no_difference():
+    """Comments, shared streams, homes that are said and order of lines mean nothing."""
+    plan = make_plan(dp=2, tp=2, share=True)
+    shared = print_plan(plan).replace("mesh", "# a comment\nmesh", 1)
+    assert changes(WHOLE, shared).is_empty
+    single = print_plan(make_plan())
+    assert changes(single, single.replace("  F 0\n", "  F 0@0\n")).is_empty
+
+
+@given(plans)
+def test_a_plan_does_not_differ_from_itself(plan):
+    """Whatever it says, right or wrong."""
+    parsed = parse(print_plan(plan))
+    assert compare(parsed, parsed).is_empty
+
+
+@given(plans, plans)
+def test_the_other_way_round_the_same_things_differ(old, new):
+    """With before and after exchanged."""
+    there, back = (
+        compare(parse(print_plan(one)), parse(print_plan(other)))
+        for one, other in ((old, new), (new, old))
+    )
+    assert {(c.field, c.after, c.before) for c in there.fields} == {
+        (c.field, c.before, c.after) for c in back.fields
+    }
+    assert {(c.group, c.after, c.before) for c in there.groups} == {
+        (c.group, c.before, c.after) for c in back.groups
+    }
+    assert {(m.ranks, m.after, m.before) for m in there.ranks} == {
+        (m.ranks, m.before, m.after) for m in back.ranks
+    }
+    assert {(c.stage, c.replicas, c.after, c.num_added) for c in there.order} == {
+        (c.stage, c.replicas, c.before, c.num_removed) for c in back.order
+    }
+
+
+def test_lines_about_the_job_are_compared_value_by_value():
+    """What was not given before or is not now is said."""
+    new = edit(WHOLE, ("tokens=16", "tokens=32\nmemory 2GiB\nschedule 1f1b"))
+    found = [(c.field, c.before, c.after) for c in changes(WHOLE, new).fields]
+    assert found == [
+        ("batch tokens", "16", "32"),
+        ("schedule", None, "1f1b"),
+        ("memory", None, "2GiB"),
+    ]
+
+
+def test_a_group_that_shrank_and_the_rank_that_left():
+    """TP degree and ranks; transfers to it are cut now."""
+    found = changes(WHOLE, SHRUNK)
+    before = GroupState(tp=2, ranks=(4, 5), layers="0..3")
+    after = GroupState(tp=1, ranks=(4,), layers="0..3")
+    assert found.groups == (GroupChange(group="dp1.pp0", before=before, after=after),)
+    (move,) = found.ranks
+    assert (move.ranks, move.before, move.after) == ((5,), "dp1.pp0", "standby")
+    cuts = [(c.sender, c.receiver, c.what, c.num_transfers) for c in found.transfers]
+    assert cuts == [
+        ("dp1.pp0", "dp1.pp1", "activation", 4),
+        ("dp1.pp1", "dp1.pp0", "gradient", 4),
+    ]
+    assert all(cut.scattered for cut in found.transfers)
+    assert found.order == ()
+    assert not any(cut.scattered for cut in changes(SHRUNK, WHOLE).transfers)
+
+
+def test_a_dropped_replica_and_who_runs_its_micro_batches():
+    """Groups that are gone, ranks that are lost, micro-batches that moved."""
+    found = changes(WHOLE, DROPPED)
+    assert [(c.group, c.after) for c in found.groups] == [("dp1.pp0", None), ("dp1.pp1", None)]
+    assert {(m.ranks, m.after) for m in found.ranks} == {((4, 5), "lost"), ((6, 7), "lost")}
+    (moved,) = found.micro_batches
+    assert (moved.home, moved.microbatches, moved.stages) == (1, (0, 1, 2, 3), (0, 1))
+    assert (moved.before, moved.after) == (1, 0)
+    assert {(c.stage, c.replicas, c.num_removed) for c in found.order} == {
+        (0, (0,), 0),
+        (1, (0,), 0),
+    }
+
+
+def test_a_micro_batch_that_nobody_runs_any_more():
+    """Plans need not be right to be compared."""
+    new = edit(WHOLE, ("  F 3\n", ""))
+    (moved,) = changes(WHOLE, new).micro_batches
+    assert (moved.microbatches, moved.stages, moved.before, moved.after) == ((3,), (0,), 0, None)
+
+
+def test_the_first_instruction_that_differs_is_named_with_both_places():
+    """Another order of the same instructions, in both replicas that share the stream."""
+    old = print_plan(make_plan(dp=2, share=True, order="gpipe"))
+    new = edit(
+        old, ("  recv_grad 0\n  BW 0\n  recv_grad 1\n", "  recv_grad 1\n  recv_grad 0\n  BW 0\n")
+    )
+    (change,) = changes(old, new).order
+    assert (change.stage, change.replicas) == (0, (0, 1))
+    assert (change.num_removed, change.num_added) == (0, 0)
+    line = line_of(old, "  recv_grad 0")
+    assert change.before == Position(instr="recv_grad 0", index=8, line=line)
+    assert change.after == Position(instr="recv_grad 1", index=8, line=line)
+
+
+def test_a_stream_that_goes_on_parts_at_the_end():
+    """An instruction more, and none before it."""
+    old = example_of("RHP702").bad
+    (change,) = changes(old, example_of("RHP702").good).order
+    assert (change.before, change.num_added) == (None, 1)
+    assert change.after == Position(instr="step", index=4, line=13)
+
+
+def test_a_scatter_hides_no_change_of_order():
+    """It is left out of the comparison; what else changed is not."""
+    new = edit(SHRUNK, ("stream dp=1 pp=0 {\n  F 0\n", "stream dp=1 pp=0 {\n"))
+    (change,) = changes(WHOLE, new).order
+    assert (change.stage, change.replicas, change.num_removed) == (0, (1,), 1)
+    assert change.before == Position(
+        instr="F 0", index=0, line=line_of(WHOLE, "stream dp=1 pp=0 {") + 1
+    )
+
+
+def test_another_source_of_state_is_a_change():
+    """Even if nothing else is."""
+    example = example_of("RHP804")
+    found = changes(example.good, example.bad)
+    assert [(change.added, change.line) for change in found.sources] == [
+        (False, "reshard layers=0..1 dp0.pp0 -> dp1.pp0"),
+        (True, "reshard layers=0..1 dp1.pp0 -> dp1.pp0"),
+    ]
+
+
+def test_time_and_idle_share_of_gpipe():
+    """p stages and m micro-batches: m+p-1 of F and of BW, of which m are busy."""
+    plan = make_plan(pp=4, microbatches=8, order="gpipe")
+    measures = measure(plan, facts_of(plan))
+    assert measures.makespan == (8 + 3) * 3
+    assert measures.idle == pytest.approx(3 / 11)
+    assert measures.peak is None
+
+
+def test_the_peak_is_that_of_the_group_that_needs_most():
+    """GPipe keeps all activations, 1F1B as many as there are stages to come."""
+    gpipe, one_f_one_b = (
+        measure(plan, facts_of(plan)).peak
+        for plan in (
+            make_plan(pp=2, microbatches=8, order=order, memory_bytes=1 << 30)
+            for order in ("gpipe", "1f1b")
+        )
+    )
+    assert gpipe is not None
+    assert one_f_one_b is not None
+    assert gpipe.num_bytes > one_f_one_b.num_bytes
+    assert gpipe.capacity_bytes == 1 << 30
+
+
+def moves_of(code):
+    """(source, target, bytes) of everything that moves in the good example of a code."""
+    example = example_of(code)
+    assert example.previous is not None
+    old, new = parse(example.previous).plan, parse(example.good).plan
+    moves = state_moves(old, new, lambda move: move_bytes(new.model, move))
+    return [(move.source, move.target, move.num_bytes) for move in moves]
+
+
+HIDDEN, VOCAB = 32, 272
+CUT = 2 * HIDDEN * (4 + 2) * 8 + 3 * HIDDEN * 64
+"""Elements of the projections of one layer of the examples."""
+
+
+def test_state_is_counted_per_pair_of_ranks():
+    """The member that goes on alone gets the other half of both layers from its twin."""
+    assert moves_of("RHP801") == [(1, 2, 2 * (CUT // 2) * 3 * 4)]
+
+
+def test_a_new_member_gets_norms_and_head_too():
+    """Everything that goes with the last layer, parameters and both moments."""
+    whole = CUT + 2 * HIDDEN + VOCAB * HIDDEN + HIDDEN
+    assert moves_of("RHP803") == [(3, 2, whole * 3 * 4)]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two plans of which the second follows the first."""
+    example = example_of("RHP801")
+    old, new = tmp_path / "old.plan", tmp_path / "new.plan"
+    assert example.previous is not None
+    old.write_text(example.previous.replace("tokens=16", "tokens=16\nmemory 1GiB"))
+    new.write_text(example.good.replace("tokens=16", "tokens=16\nmemory 1GiB"))
+    return old, new
+
+
+def test_diff_prints_a_page(capsys, files):
+    """A section per kind of change; those without changes are left out."""
+    old, new = map(str, files)
+    assert main(["diff", old, new]) == 1
+    page = capsys.readouterr().out
+    assert page.startswith(f"{old} -> {new}\n\ngroups\n  dp1.pp0: TP 2 -> 1, ranks 2,3 -> 2\n")
+    assert "\nranks\n  rank 3: dp1.pp0 -> lost\n" in page
+    assert "\nreconfigure\n  + reshard layers=0..1 dp0.pp0 -> dp1.pp0\n" in page
+    assert "\n  rank 1 -> rank 2: 108 KiB\n" in page
+    assert "\ntime\n  3 -> 3 units (+0.0%)" in page
+    assert "\nmemory\n  peak " in page
+    assert "\norder\n" not in page
+
+
+def test_diff_of_the_same_meaning_is_0(capsys, files):
+    """And one line."""
+    old = str(files[0])
+    assert main(["diff", old, old]) == 0
+    assert capsys.readouterr().out == f"{old} -> {old}: the same meaning\n"
+
+
+def test_diff_writes_json(capsys, files):
+    """Everything, with the measures of both."""
+    assert main(["diff", "--format", "json", *map(str, files)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["state_moves"] == [{"source": 1, "target": 2, "num_bytes": 110592}]
+    assert document["measures_before"]["makespan"] == 3.0
+    assert document["measures_after"]["peak"]["group"] == "dp1.pp0"
+    assert document["changes"]["groups"][0]["after"] == {
+        "tp": 1,
+        "ranks": [2],
+        "layers": "0..1",
+    }
+
+
+def test_diff_of_a_faulty_plan_says_what_is_left_out(capsys, files):
+    """Changes are shown, costs are not."""
+    old, new = files
+    new.write_text(new.read_text().replace("  BW 0\n", ""))
+    assert main(["diff", str(old), str(new)]) == 1
+    page = capsys.readouterr().out
+    assert "time, memory and state are left out" in page
+    assert "\norder\n  stage 0 of replicas 0,1: `BW 0` (#1, line 12)" in page
+    assert "\ntime\n" not in page
+
+
+def test_diff_of_plans_that_do_not_follow_moves_no_state(capsys, files):
+    """The other way round the lost rank would come back."""
+    assert main(["diff", *map(str, reversed(files))]) == 1
+    page = capsys.readouterr().out
+    assert "so no state moves: RHP807" in page
+    assert "\ntime\n" in page
+
+
+def test_diff_of_what_is_no_plan_is_2(capsys, files, tmp_path):
+    """1 would say that the plans differ."""
+    bad = tmp_path / "bad.plan"
+    bad.write_text("plan 1\nnonsense\n")
+    assert main(["diff", str(files[0]), str(bad)]) == 2
+    assert "bad.plan:2:1: unknown statement `nonsense`" in capsys.readouterr().err
+    assert main(["diff", "-", "-"]) == 2
