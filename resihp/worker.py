@@ -168,9 +168,8 @@ def _handle_signals(supervisor: Supervisor, server: CoordinatorServer | None) ->
 
     for number in ENDINGS:
         loop.add_signal_handler(number, stop, number)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, ENDINGS
-    )  # `resihp train` started us with them blocked
+    # `resihp train` started us with both blocked, so that none could come too early.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
 
 
 if __name__ == "__main__":

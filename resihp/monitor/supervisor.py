@@ -110,7 +110,7 @@ class Supervisor:
     async def _connect(self, find_place: Callable[[], Awaitable[Place]]) -> Channel:
         """Connect to the coordinator; retried, since a stale rendezvous file may mislead us."""
         identity = Identity(self._job.job.name, "supervisor", self._rank, 0)
-        deadline_s = self._clock.now_s() + self._timing.handshake_s
+        deadline_s = self._clock.now_s() + self._timing.start_s
         while True:
             place = await find_place()
             try:
