@@ -1,6 +1,6 @@
 """Closes and opens generations all the time, without losing a rank, and looks for what leaks.
 
-    python benchmarks/reconfigure.py [--steps 2000]
+    python benchmarks/reconfigure.py [--steps 700]
 
 A whole job (TP 2 x PP 2 x DP 2, eight executors) in which the coordinator closes the running
 generation at random moments: every rank stops in the middle of whatever it does, builds all
@@ -139,7 +139,7 @@ def run_job(folder: Path, steps: int, *, restless: bool) -> tuple[Path, Watcher]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Reconfigure all the time and look for leaks.")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=700)
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="resihp-reconfigure-"))
     quiet, _ = run_job(folder / "quiet", args.steps, restless=False)
