@@ -34,8 +34,7 @@ def adapt(previous: Plan, lost: Iterable[int], step: int) -> Plan:
     Layers stay where they are. `previous` is a verified plan; ranks that it lost stay lost.
 
     Raises UserError for ranks that the job does not have, and NoFeasiblePlan when some state is
-    gone with its last holder, when no single group can give the last replica what it lacks (a
-    reshard line has one source), or when that replica has too few ranks or too little memory.
+    gone with its last holder, or when the last replica has too few ranks or too little memory.
     """
     gone = frozenset(previous.lost) | _checked(lost, previous.mesh.world)
     alive = frozenset(range(previous.mesh.world)) - gone
@@ -100,11 +99,10 @@ def _require_state(previous: Plan, state: State) -> None:
 
 
 def _to_drop(shortages: Sequence[Shortage]) -> int:
-    """The replica to give up: one that no rank can save, then the neediest, then the last."""
+    """The replica to give up: the neediest, the last of these."""
     replicas = {shortage.group.replica for shortage in shortages}
 
-    def hopelessness(replica: int) -> tuple[bool, int, int]:
-        own = [shortage for shortage in shortages if shortage.group.replica == replica]
-        return any(not shortage.lacks_ranks for shortage in own), len(own), replica
+    def need(replica: int) -> tuple[int, int]:
+        return sum(shortage.group.replica == replica for shortage in shortages), replica
 
-    return max(replicas, key=hopelessness)
+    return max(replicas, key=need)

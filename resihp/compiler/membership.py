@@ -22,8 +22,6 @@ class Shortage(NamedTuple):
 
     group: GroupName
     reason: str
-    lacks_ranks: bool
-    """More ranks would help; otherwise it is a source of its state that is lacking."""
 
 
 class Regrouped(NamedTuple):
@@ -58,21 +56,18 @@ def regroup(
         ]
     formed: dict[GroupName, Group] = {}
     reshards: list[Reshard] = []
-    shortages: list[Shortage] = []
     # Groups that shrink come first: those that grow may take the members they leave over.
     for group in sorted(touched, key=lambda g: degrees[g.name] > len(survivors[g.name])):
         own, tp = survivors[group.name], degrees[group.name]
-        seated = _seat(group, own, sorted(pool), tp, state, mesh)
+        ranks = _seat(group, own, sorted(pool), tp, state, mesh)
         pool.update(own)
-        if seated is None:
-            shortages.append(_no_source(group))
-            continue
-        ranks, source = seated
         pool.difference_update(ranks)
         formed[group.name] = msgspec.structs.replace(group, ranks=ranks)
-        if state.missing(group.stage, ranks):
-            reshards.append(Reshard(layers=group.layers, source=source, target=group.name))
-    return shortages or Regrouped(
+        reshards += [
+            Reshard(layers=group.layers, source=source, target=group.name)
+            for source in state.suppliers(group.stage, group.replica, ranks)
+        ]
+    return Regrouped(
         groups=tuple(formed.get(group.name, group) for group in groups),
         reshards=tuple(sorted(reshards, key=lambda reshard: reshard.target)),
         standby=tuple(sorted(pool)),
@@ -105,13 +100,14 @@ def _degrees(
 
 def _seat(
     group: Group, own: Sequence[int], pool: Sequence[int], tp: int, state: State, mesh: Mesh
-) -> tuple[tuple[int, ...], GroupName] | None:
-    """Members of the group at degree `tp`, and who gives them what they lack; None if nobody can.
+) -> tuple[int, ...]:
+    """Members of the group at degree `tp`.
 
-    As many members as possible keep what they hold. A source that lacks a chunk may still do
-    where a survivor who holds that chunk can be the one to stay.
+    As many members as possible keep what they hold, and what they lack comes from one group where
+    one has it all. A source that lacks a chunk may still do where a survivor who holds that chunk
+    can be the one to stay. Where no single group has it all, several give their parts.
     """
-    for source in state.sources(group.stage, group.replica):
+    for source in (*state.sources(group.stage, group.replica), state.everything(group.stage)):
         seats = _keepers(group.stage, own, tp, state, source)
         ranks = _filled(seats, group, own, pool, state, mesh)
         # Ascending members read better, where that moves no more.
@@ -119,8 +115,8 @@ def _seat(
             moves = state.missing(group.stage, choice)
             no_more = len(moves) <= len(state.missing(group.stage, ranks))
             if no_more and source.chunks.issuperset(moves):
-                return choice, source.group
-    return None
+                return choice
+    raise AssertionError("every chunk has a live holder, so all groups together have it all")
 
 
 def _keepers(
@@ -195,14 +191,4 @@ def _too_few(group: Group, num_alive: int, min_degree: int) -> Shortage:
         group.name,
         f"{group.name} (layers {group.layers}) has {has} of its own, needs {needs}, and too few "
         "are standby",
-        lacks_ranks=True,
-    )
-
-
-def _no_source(group: Group) -> Shortage:
-    return Shortage(
-        group.name,
-        f"no single group of the plan before still has what {group.name} lacks of layers "
-        f"{group.layers}",
-        lacks_ranks=False,
     )

@@ -16,9 +16,9 @@ __all__ = ["Source", "State"]
 
 
 class Source(NamedTuple):
-    """A group of the plan before, with the chunks that its live members hold."""
+    """Groups of the plan before, with the chunks that their live members hold."""
 
-    group: GroupName
+    groups: tuple[GroupName, ...]
     chunks: frozenset[int]
 
 
@@ -37,7 +37,7 @@ class State:
                 for chunk in range(self._num_chunks)
                 if holder_of_chunk(group, chunk, self._num_chunks) not in lost
             )
-            self._sources.setdefault(group.stage, []).append(Source(group.name, alive))
+            self._sources.setdefault(group.stage, []).append(Source((group.name,), alive))
 
     def shard(self, index: int, tp: int) -> range:
         """Chunks that member `index` of `tp` is to hold."""
@@ -59,7 +59,30 @@ class State:
 
     def sources(self, stage: int, own: int) -> list[Source]:
         """Groups that held `stage`: that of replica `own` first, then by replica."""
-        return sorted(self._sources[stage], key=lambda source: source.group.replica != own)
+        return sorted(self._sources[stage], key=lambda source: source.groups[0].replica != own)
+
+    def everything(self, stage: int) -> Source:
+        """All groups that held `stage`, as one source."""
+        sources = self._sources[stage]
+        return Source(
+            tuple(group for source in sources for group in source.groups),
+            frozenset[int]().union(*(source.chunks for source in sources)),
+        )
+
+    def suppliers(self, stage: int, own: int, ranks: Sequence[int]) -> list[GroupName]:
+        """Who gives `ranks` what they lack: one group where one can, else as few as it takes.
+
+        Each chunk comes from the first group of the list whose holder of it is alive.
+        """
+        missing = frozenset(self.missing(stage, ranks))
+        suppliers: list[GroupName] = []
+        sources = self.sources(stage, own)
+        while missing:
+            best = max(sources, key=lambda source: len(source.chunks & missing))
+            assert best.chunks & missing, "a chunk without a live holder"
+            suppliers.append(best.groups[0])
+            missing -= best.chunks
+        return suppliers
 
     def lost_chunks(self, stage: int) -> list[int]:
         """Chunks of the layers of `stage` that no live rank holds any more."""

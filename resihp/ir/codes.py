@@ -330,9 +330,10 @@ CODES: dict[str, Code] = {
         "The member would train on from parameters that nobody gave it.",
     ),
     "RHP802": Code(
-        "state from two sources",
-        "Two reshard lines bring the same layers to the same group.",
-        "Which of the two arrives last decides what the layer holds.",
+        "state brought twice",
+        "Two reshard lines bring the same layers from the same group to the same group. (From "
+        "different groups they may: each piece comes from the first that has a live holder.)",
+        "One of the lines says nothing, so it is not what its author meant.",
     ),
     "RHP803": Code(
         "source does not hold the layers",
@@ -342,7 +343,7 @@ CODES: dict[str, Code] = {
     ),
     "RHP804": Code(
         "source is lost",
-        "The rank that holds the needed shard in the source group is lost.",
+        "The ranks that hold the needed shard in the source groups are all lost.",
         "The transfer would wait for a process that is gone, and the recovery would need a "
         "recovery.",
     ),
@@ -354,7 +355,8 @@ CODES: dict[str, Code] = {
     ),
     "RHP806": Code(
         "needless reshard",
-        "The target already holds everything that the line would bring.",
+        "The target already holds everything that the line would bring, or an earlier line "
+        "brings it.",
         "The recovery takes longer than it must, and the line hides what really moves.",
     ),
     "RHP807": Code(

@@ -7,13 +7,20 @@ the same list from the two plans, so nothing is negotiated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from resihp.ir.model import Group, Plan, Reshard
+from resihp.ir.model import Group, GroupName, Plan
 
-__all__ = ["ShardMove", "chunks_of_member", "holder_of_chunk", "num_state_chunks", "transfers"]
+__all__ = [
+    "ShardMove",
+    "chunks_of_member",
+    "holder_of_chunk",
+    "live_holder",
+    "num_state_chunks",
+    "transfers",
+]
 
 
 class ShardMove(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,21 +54,23 @@ def holder_of_chunk(group: Group, chunk: int, num_chunks: int) -> int:
 def transfers(previous: Plan, plan: Plan) -> tuple[ShardMove, ...]:
     """Every move of the reconfiguration from `previous` to `plan`, in one fixed order.
 
-    The order is that of the reconfigure block, then layer, target member, chunk. Both plans are
-    verified. Replicated tensors come from the first member of the source that is not lost.
+    The order is that of the targets in the reconfigure block, then layer, target member, chunk.
+    Where several lines bring a layer to a target, a chunk comes from the first one whose holder
+    of it is alive. Both plans are verified.
     """
-    return tuple(move for reshard in plan.reconfigure for move in _moves(previous, plan, reshard))
+    targets = dict.fromkeys(reshard.target for reshard in plan.reconfigure)
+    return tuple(move for name in targets for move in _moves(previous, plan, name))
 
 
-def _moves(previous: Plan, plan: Plan, reshard: Reshard) -> Iterator[ShardMove]:
-    source, target = previous.group(*reshard.source), plan.group(*reshard.target)
-    assert source is not None, f"{reshard.source} is no group of the previous plan"
-    assert target is not None, f"{reshard.target} is no group of this plan"
-    lost = frozenset(plan.lost)
-    first_alive = next(rank for rank in source.ranks if rank not in lost)
+def _moves(previous: Plan, plan: Plan, name: GroupName) -> Iterator[ShardMove]:
+    target = plan.group(*name)
+    assert target is not None, f"{name} is no group of this plan"
     num_chunks = num_state_chunks(previous, plan)
     held = {rank: _held(previous, rank, num_chunks) for rank in target.ranks}
-    for layer in range(reshard.layers.first, reshard.layers.last + 1):
+    for layer in range(target.layers.first, target.layers.last + 1):
+        sources = _sources(previous, plan, name, layer)
+        if not sources:
+            continue  # verified: every member holds what it needs of this layer
         for index, rank in enumerate(target.ranks):
             layers, chunks = held[rank]
             holds_layer = layers.start <= layer < layers.stop
@@ -70,21 +79,43 @@ def _moves(previous: Plan, plan: Plan, reshard: Reshard) -> Iterator[ShardMove]:
                     layer=layer,
                     chunk=0,
                     num_chunks=1,
-                    source=first_alive,
+                    source=next(r for s in sources for r in s.ranks if r not in plan.lost),
                     target=rank,
                     replicated=True,
                 )
             for chunk in chunks_of_member(index, target.tp, num_chunks):
                 if not (holds_layer and chunk in chunks):
-                    holder = holder_of_chunk(source, chunk, num_chunks)
-                    assert holder not in lost, f"rank {holder} is lost and cannot send"
+                    holder = live_holder(sources, chunk, num_chunks, plan.lost)
+                    assert holder is not None, f"nobody left can give chunk {chunk} of {layer}"
                     yield ShardMove(
                         layer=layer,
                         chunk=chunk,
                         num_chunks=num_chunks,
-                        source=holder,
+                        source=holder[1],
                         target=rank,
                     )
+
+
+def live_holder(
+    sources: Sequence[Group], chunk: int, num_chunks: int, lost: Collection[int]
+) -> tuple[int, int] | None:
+    """(index of the source, rank) of the first of `sources` whose holder of `chunk` is alive."""
+    for index, source in enumerate(sources):
+        rank = holder_of_chunk(source, chunk, num_chunks)
+        if rank not in lost:
+            return index, rank
+    return None
+
+
+def _sources(previous: Plan, plan: Plan, target: GroupName, layer: int) -> list[Group]:
+    """Groups of the plan before that bring `layer` to `target`, in the order of their lines."""
+    found: list[Group] = []
+    for reshard in plan.reconfigure:
+        if reshard.target == target and reshard.layers.first <= layer <= reshard.layers.last:
+            source = previous.group(*reshard.source)
+            assert source is not None, f"{reshard.source} is no group of the previous plan"
+            found.append(source)
+    return found
 
 
 def _held(previous: Plan, rank: int, num_chunks: int) -> tuple[range, range]:

@@ -180,3 +180,46 @@ def test_every_member_ends_with_exactly_its_shard(old, new):
         assert not moved & given.get(move.target, set())
         given.setdefault(move.target, set()).update(moved)
     assert all(pieces <= given.get(rank, set()) for rank, pieces in needed.items())
+
+
+def moved(*reshards: Reshard) -> Plan:
+    """Ranks 2 and 7 are lost; rank 5, which holds nothing of the last layers, becomes dp1.pp1.
+
+    What it lacks is left in two places: chunk 0 on rank 6 (standby now), chunk 1 on rank 3.
+    """
+    others = (
+        Reshard(layers=LAST, source=GroupName(1, 1), target=GroupName(0, 1)),
+        Reshard(layers=LayerRange(0, 3), source=GroupName(0, 0), target=GroupName(1, 0)),
+    )
+    places = {GroupName(0, 1): (3,), GroupName(1, 0): (4,), GroupName(1, 1): (5,)}
+    return after(
+        degrees=dict.fromkeys(places, 1), ranks=places, lost=(2, 7), reshards=(*others, *reshards)
+    )
+
+
+FROM_0 = Reshard(layers=LAST, source=GroupName(0, 1), target=GroupName(1, 1))
+FROM_1 = Reshard(layers=LAST, source=GroupName(1, 1), target=GroupName(1, 1))
+
+
+@pytest.mark.parametrize("lines", [(FROM_0, FROM_1), (FROM_1, FROM_0)])
+def test_two_groups_may_bring_their_parts_of_a_layer(lines: tuple[Reshard, ...]):
+    """Each chunk comes from the first line whose holder of it is alive."""
+    plan = moved(*lines)
+    assert codes(plan) == []
+    pieces = [move for move in transfers(BEFORE, plan) if move.target == 5]
+    assert {(m.chunk, m.source) for m in pieces if not m.replicated} == {(0, 6), (1, 3)}
+    first = 3 if lines[0] is FROM_0 else 6
+    assert {m.source for m in pieces if m.replicated} == {first}
+    assert len(pieces) == 4 * 3
+
+
+def test_one_of_two_needed_groups_is_not_enough():
+    """The other half of the state would be missing."""
+    assert codes(moved(FROM_0)) == ["RHP804"]
+    assert codes(moved(FROM_1)) == ["RHP804"]
+
+
+def test_a_line_that_an_earlier_one_leaves_nothing_to_bring_is_needless():
+    """dp0.pp1 has all that dp1.pp1 lacks, so a second source does nothing."""
+    second = msgspec.structs.replace(SHRINK, source=GroupName(1, 1))
+    assert codes(shrunk(reshards=(SHRINK, second))) == ["RHP806"]

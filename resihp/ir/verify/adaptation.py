@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 from resihp.ir.diagnostics import Related, Span
 from resihp.ir.model import Group, GroupName, Plan
-from resihp.ir.reshard import chunks_of_member, holder_of_chunk, num_state_chunks
+from resihp.ir.reshard import (
+    chunks_of_member,
+    holder_of_chunk,
+    live_holder,
+    num_state_chunks,
+)
 from resihp.ir.source import Parsed
 from resihp.ir.verify.findings import Findings, listed
 
@@ -25,7 +30,7 @@ def check_targets(parsed: Parsed, findings: Findings) -> None:
     """RHP805 and RHP802, which need no previous plan."""
     plan = parsed.plan
     groups = {group.name: group for group in plan.groups}
-    brought: dict[tuple[GroupName, int], Span] = {}
+    brought: dict[tuple[GroupName, GroupName, int], Span] = {}
     for span, reshard in zip(parsed.reshards, plan.reconfigure, strict=True):
         target = groups.get(reshard.target)
         if target is None or not _holds(target, reshard.layers.first, reshard.layers.last):
@@ -35,14 +40,15 @@ def check_targets(parsed: Parsed, findings: Findings) -> None:
             continue
         twice: dict[Span, list[int]] = {}
         for layer in range(reshard.layers.first, reshard.layers.last + 1):
-            first = brought.setdefault((reshard.target, layer), span)
+            first = brought.setdefault((reshard.source, reshard.target, layer), span)
             if first != span:
                 twice.setdefault(first, []).append(layer)
         for first, layers in twice.items():
             findings.add(
                 "RHP802",
                 span,
-                f"layer {listed(layers)} of {reshard.target} is brought by two lines",
+                f"layer {listed(layers)} of {reshard.target} is brought twice from "
+                f"{reshard.source}",
                 related=(Related("the first is here", first),),
             )
 
@@ -119,9 +125,8 @@ class _Check:
                 if reshard.target == group.name
                 and reshard.layers.first <= layer <= reshard.layers.last
             ]
-            self.needed.update(lines)
             if lines:
-                self._check_source(lines[0], layer, needs)
+                self._check_sources(lines, group, layer, needs)
             else:
                 ranks = tuple(need.rank for need in needs)
                 unsourced.setdefault(ranks, []).append(layer)
@@ -151,37 +156,50 @@ class _Check:
             return range(0)
         return chunks_of_member(index, group.tp, self.num_chunks)
 
-    def _check_source(self, line: int, layer: int, needs: list[_Need]) -> None:
-        """RHP803 and RHP804."""
+    def _check_sources(
+        self, lines: list[int], target: Group, layer: int, needs: list[_Need]
+    ) -> None:
+        """RHP803 and RHP804. Each chunk comes from the first line whose holder of it is alive."""
+        sources = [self._source(line) for line in lines]
+        sound = [source for source in sources if source is not None]
+        if len(sound) < len(sources):
+            self.needed.update(lines)  # what they were meant to bring is not known
+            return
+        gone: set[int] = set()
+        for chunk in sorted({chunk for need in needs for chunk in need.chunks}):
+            holder = live_holder(sound, chunk, self.num_chunks, self.lost)
+            if holder is None:
+                self.needed.update(lines)
+                gone |= {holder_of_chunk(source, chunk, self.num_chunks) for source in sound}
+            else:
+                self.needed.add(lines[holder[0]])
+        if gone:
+            dead, verb = sorted(gone), "is" if len(gone) == 1 else "are"
+            names = " and ".join(str(source.name) for source in sound)
+            self.findings.add(
+                "RHP804",
+                self.parsed.reshards[lines[0]],
+                f"rank {listed(dead)} of {names} held what {target.name} needs, and {verb} lost",
+                related=(Related("lost here", self.parsed.statement("lost")),),
+                hint=self._advice(target, [layer]),
+            )
+
+    def _source(self, line: int) -> Group | None:
+        """The group of the previous plan that a line names; None (RHP803) where it cannot be."""
         reshard, span = self.plan.reconfigure[line], self.parsed.reshards[line]
         source = self.old.get(reshard.source)
         if source is None:
             message = f"the previous plan has no group {reshard.source}"
             self.findings.add("RHP803", span, message)
-            return
-        if not _holds(source, reshard.layers.first, reshard.layers.last):
+        elif not _holds(source, reshard.layers.first, reshard.layers.last):
             message = (
                 f"in the previous plan {reshard.source} held layers {source.layers}, not "
                 f"{reshard.layers}"
             )
             self.findings.add("RHP803", span, message)
-            return
-        chunks = sorted({chunk for need in needs for chunk in need.chunks})
-        dead = sorted(
-            {holder_of_chunk(source, chunk, self.num_chunks) for chunk in chunks} & self.lost
-        )
-        if dead:
-            verb = "is" if len(dead) == 1 else "are"
-            target = self.plan.group(*reshard.target)
-            assert target is not None
-            self.findings.add(
-                "RHP804",
-                span,
-                f"rank {listed(dead)} of {reshard.source} held what {reshard.target} needs, "
-                f"and {verb} lost",
-                related=(Related("lost here", self.parsed.statement("lost")),),
-                hint=self._advice(target, [layer]),
-            )
+        else:
+            return source
+        return None
 
     def _advice(self, target: Group, layers: list[int]) -> str:
         """A group of the previous plan that could bring the layers."""
@@ -199,10 +217,17 @@ class _Check:
             target = groups.get(reshard.target)
             if target is None or not _holds(target, reshard.layers.first, reshard.layers.last):
                 continue
-            if index not in self.needed:
+            again = any(
+                (earlier.source, earlier.target) == (reshard.source, reshard.target)
+                and earlier.layers.first <= reshard.layers.last
+                and reshard.layers.first <= earlier.layers.last
+                for earlier in self.plan.reconfigure[:index]
+            )
+            if index not in self.needed and not again:  # again: RHP802 has it
                 self.findings.add(
                     "RHP806",
                     self.parsed.reshards[index],
-                    f"{reshard.target} already holds layers {reshard.layers}",
+                    f"{reshard.target} lacks nothing of layers {reshard.layers} that this line "
+                    "would bring",
                     hint="remove the line",
                 )
