@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,41 +22,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from small_job import WORLD, job_text
+
 from resihp.compiler import initial_plan
 from resihp.config import load
 from resihp.ir.expand import expand
 
 STEPS = 12
-WORLD = 8
 TIME_LIMIT_S = 120.0
 TOLERANCE = 1e-5
-
-JOB = """
-[job]
-name = "kills"
-steps = {steps}
-runs_dir = "{runs}"
-[model]
-hidden_size = 64
-num_hidden_layers = 4
-num_attention_heads = 4
-num_key_value_heads = 2
-intermediate_size = 128
-vocab_size = 258
-[parallel]
-tp = 2
-pp = 2
-dp = 2
-schedule = "{schedule}"
-[batch]
-microbatches = 4
-tokens = 64
-[data]
-source = "stdlib"
-[optimizer]
-lr = 3e-3
-warmup_steps = 2
-"""
 
 
 def program_length(job: Path, rank: int) -> int:
@@ -78,7 +53,7 @@ def rows(run: Path, name: str) -> list[dict[str, object]]:
 def run_job(folder: Path, schedule: str, kill: tuple[int, int, int] | None) -> Path:
     """Run one job to its end; its run directory. Raises where it hangs or fails."""
     folder.mkdir(parents=True)
-    text = JOB.format(steps=STEPS, runs=folder / "runs", schedule=schedule)
+    text = job_text("kills", folder / "runs", STEPS, schedule=schedule)
     if kill is not None:
         rank, step, instruction = kill
         text += f'[[inject]]\nkind = "kill"\nrank = {rank}\nstep = {step}\n'
@@ -146,7 +121,7 @@ def main() -> int:
     if args.keep:
         print(f"kept in {folder}")
     else:
-        subprocess.run(["rm", "-rf", str(folder)], check=True)
+        shutil.rmtree(folder)
     return 0
 
 

@@ -16,12 +16,15 @@ import argparse
 import asyncio
 import json
 import random
+import shutil
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+
+from small_job import job_text
 
 from resihp import worker
 from resihp.config import load
@@ -36,29 +39,6 @@ NUM_GENERATIONS = 400
 """After these the job is left alone, so that what is still being released can go.
 
 A collective that an abort missed keeps its group until its own time-out of a minute."""
-
-JOB = """
-[job]
-name = "reconfigure"
-steps = {steps}
-runs_dir = "{runs}"
-detect_within_s = 0.1
-[model]
-hidden_size = 64
-num_hidden_layers = 4
-num_attention_heads = 4
-num_key_value_heads = 2
-intermediate_size = 128
-vocab_size = 258
-[parallel]
-tp = 2
-pp = 2
-dp = 2
-schedule = "zb-h1"
-[batch]
-microbatches = 4
-tokens = 64
-"""
 
 
 class RestlessCoordinator(Coordinator):
@@ -122,7 +102,7 @@ def read(run: Path, name: str) -> list[dict[str, object]]:
 def run_job(folder: Path, steps: int, *, restless: bool) -> tuple[Path, Watcher]:
     folder.mkdir()
     path = folder / "job.toml"
-    path.write_text(JOB.format(steps=steps, runs=folder / "runs"))
+    path.write_text(job_text("reconfigure", folder / "runs", steps, detect_within_s=0.1))
     watcher = Watcher(folder / "runs")
     watcher.start()
     command = (__file__, "--worker") if restless else ("-m", "resihp.worker")
@@ -167,7 +147,11 @@ def main() -> int:
         f"ms, p99 {1000 * pauses[int(0.99 * len(pauses))]:.0f} ms; {fenced} ranks fenced; losses "
         f"{'bitwise equal' if same else 'DIFFER'}; ledger {'equal' if same_ledger else 'DIFFERS'}"
     )
-    return 0 if same and same_ledger and not fenced else 1
+    if not same or not same_ledger or fenced:
+        print(f"kept in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@
     │   └── PeerLost             the connection between two executors broke
     ├── CommError                a collective broke; a hint that a member is gone
     ├── CoordinatorLost          a supervisor is alone: nobody can decide what it does next
-    ├── GenerationClosed         work of a generation that is over; never shown to the user
-    └── RankFailed               an executor ended by its own exception (exit 1)
+    └── GenerationClosed         work of a generation that is over; never shown to the user
 
 Whatever is not in this tree is a bug of ours and keeps its traceback.
 """
@@ -38,7 +37,6 @@ __all__ = [
     "PeerLost",
     "PlanRejected",
     "PlanSyntaxError",
-    "RankFailed",
     "ResihpError",
     "UserError",
     "WireError",
@@ -111,7 +109,3 @@ class CoordinatorLost(ResihpError):
 
 class GenerationClosed(ResihpError):
     """Work of a generation that is over; it is dropped, never shown to the user."""
-
-
-class RankFailed(ResihpError):
-    """An executor ended by its own exception."""

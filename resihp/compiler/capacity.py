@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
 
 from resihp.compiler.facts import facts_of
-from resihp.ir.facts import StageFacts
-from resihp.ir.lanes import Lane, lanes_of
+from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Group, GroupName, Plan
-from resihp.ir.verify.memory import live_spans
+from resihp.ir.verify.memory import peak_bytes
 
 __all__ = ["Oversized", "oversized"]
 
@@ -41,7 +39,7 @@ def oversized(plan: Plan) -> list[Oversized]:
     # Replicas that are alike have the same peaks, so one of each kind is enough to look at.
     distinct = tuple(group for group in plan.groups if twin[group.replica] == group.replica)
     lanes = lanes_of(msgspec.structs.replace(plan, groups=distinct))
-    peaks = {name: _peak_bytes(lanes, lane, facts[name]) for name, lane in lanes.items()}
+    peaks = {name: peak_bytes(lanes, lane, facts[name]) for name, lane in lanes.items()}
     needed = {g.name: peaks[GroupName(twin[g.replica], g.stage)] for g in plan.groups}
     return [
         Oversized(group, needed[group.name], capacity)
@@ -65,14 +63,6 @@ def _twins(plan: Plan) -> dict[int, int]:
     return {
         replica: first.setdefault(tuple(sorted(kind)), replica) for replica, kind in kinds.items()
     }
-
-
-def _peak_bytes(lanes: dict[GroupName, Lane], lane: Lane, sizes: StageFacts) -> int:
-    change = [0] * (len(lane.body) + 1)
-    for live in live_spans(lanes, lane, sizes):
-        change[live.first] += live.num_bytes
-        change[live.last + 1] -= live.num_bytes
-    return sizes.state_bytes + max(accumulate(change))
 
 
 def _mib(num_bytes: int) -> str:

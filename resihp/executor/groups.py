@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from resihp.errors import CommError, GenerationClosed
 from resihp.executor.flat import split_flat
-from resihp.executor.transport import LOOPBACK
+from resihp.wire.address import LOOPBACK
 
 __all__ = ["Communicator", "GroupFactory", "open_store"]
 
@@ -94,7 +94,7 @@ class Communicator:
     def _wait(self, start: Callable[[], Any]) -> None:
         """Wait in slices: an abort that meets a send half-way posted does not wake it.
 
-        (Seen in 1 of some 300 aborts.) A wait on a collective that times out leaves it running,
+        A wait on a collective that times out leaves it running,
         so an abandoned one ends by itself at the group's own time-out.
         """
         try:

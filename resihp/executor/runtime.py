@@ -136,7 +136,7 @@ class Executor:
         except* ResihpError as group:
             # A peer may be gone. The verdict comes from the coordinator, as `Close`.
             what = "; ".join(str(error) for error in _leaves(group))
-            self._send(Trouble(generation=session.generation, what=what, at_s=time.monotonic()))
+            self._send(Trouble(generation=session.generation, what=what))
         except* Exception:
             traceback.print_exc()
             if not self._failure.done():

@@ -157,7 +157,7 @@ class Session:
         while self._state.version < self._job.job.steps:
             record = await interpreter.run(self._state.version)
             self._send(StepDone(generation=self.generation, record=record))
-        self._send(Finished(generation=self.generation, version=self._state.version))
+        self._send(Finished(generation=self.generation))
 
     # --- joining
 

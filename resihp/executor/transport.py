@@ -23,12 +23,12 @@ from torch import Tensor
 from resihp.errors import AuthError, GenerationClosed, PeerLost, WireError
 from resihp.executor.flat import bytes_of
 from resihp.executor.stream import Event
+from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
 from resihp.wire.channel import accept_handshake, connect_handshake, connection_lost
 
 __all__ = ["STATE", "Tag", "Transport"]
 
-LOOPBACK = "127.0.0.1"
 _HEADER = struct.Struct("!IBIHIHQ")  # generation, kind, step, home, micro-batch, chunk, bytes
 MAX_UNCLAIMED_BYTES = 1 << 30
 """How much a peer may send ahead of our receives before it is taken for broken."""

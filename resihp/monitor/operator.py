@@ -8,8 +8,9 @@ from pathlib import Path
 
 from resihp.config import load
 from resihp.errors import UserError, WireError
-from resihp.monitor.rendezvous import LOOPBACK, read_place
+from resihp.monitor.rendezvous import read_place
 from resihp.monitor.run_dir import RunDir
+from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connect_handshake
 from resihp.wire.messages import KillRank, Message, Refused, Reply

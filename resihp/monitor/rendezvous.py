@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from resihp.errors import AuthError, UserError
+from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import SECRET_BYTES, masked_repr, new_secret
 
 __all__ = [
-    "LOOPBACK",
     "Place",
     "Rendezvous",
     "inherited",
@@ -34,7 +34,6 @@ __all__ = [
     "write_place",
 ]
 
-LOOPBACK = "127.0.0.1"
 LISTEN_FD = "RESIHP_LISTEN_FD"
 SECRET_FD = "RESIHP_SECRET_FD"
 PORT = "RESIHP_PORT"

@@ -17,8 +17,9 @@ from pathlib import Path
 from resihp.config import JobConfig
 from resihp.errors import AuthError, CoordinatorLost, WireError
 from resihp.monitor.process import Child, is_stopped
-from resihp.monitor.rendezvous import LOOPBACK, Place
+from resihp.monitor.rendezvous import Place
 from resihp.monitor.run_dir import RunDir
+from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connect_handshake
 from resihp.wire.clock import Clock
@@ -180,9 +181,8 @@ class Supervisor:
         assert self._up is not None
         assert self._child is not None
         code = await self._child.wait()
-        at_s = self._clock.now_s()
         words = "" if code < 0 else _last_words(log_path)
-        self._up.send(ExecutorExited(code=code, at_s=at_s, last_words=words))
+        self._up.send(ExecutorExited(code=code, last_words=words))
 
     async def _beat(self) -> None:
         """Liveness to the coordinator; fences an executor that the kernel shows as stopped."""

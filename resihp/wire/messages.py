@@ -94,7 +94,6 @@ class ExecutorExited(_Message, frozen=True, kw_only=True):
     """The executor is gone. `code` is negative for a signal; `last_words` ends its log."""
 
     code: int
-    at_s: float
     last_words: str
 
 
@@ -130,7 +129,6 @@ class Trouble(_Message, frozen=True, kw_only=True):
 
     generation: int
     what: str
-    at_s: float
 
 
 class Settled(_Message, frozen=True, kw_only=True):
@@ -170,7 +168,6 @@ class Finished(_Message, frozen=True, kw_only=True):
     """The executor completed the last step of the job."""
 
     generation: int
-    version: int
 
 
 class Fault(_Message, frozen=True, kw_only=True):
@@ -201,7 +198,6 @@ class Start(_Message, frozen=True, kw_only=True):
 
     rank: int
     job: str
-    fired_injections: tuple[int, ...] = ()
 
 
 class Close(_Message, frozen=True, kw_only=True):

@@ -101,7 +101,7 @@ def ready(digest: str = "d") -> Ready:
 
 
 def exited(code: int = -9, last_words: str = "") -> ExecutorExited:
-    return ExecutorExited(code=code, at_s=0.0, last_words=last_words)
+    return ExecutorExited(code=code, last_words=last_words)
 
 
 def settled(
@@ -228,7 +228,7 @@ class Desk:
 
     def finish(self) -> None:
         """RUNNING -> STOPPING."""
-        self.say_all(Finished(generation=self.generation, version=self.job.job.steps))
+        self.say_all(Finished(generation=self.generation))
 
     def bring_to(self, phase: Phase) -> None:
         """From the start to `phase` on the shortest way; SETTLING costs rank 3."""

@@ -220,7 +220,7 @@ class Executor:
         number = self.deploy.generation
         generation = self.world.generations[number]
         if self.version == self.world.num_steps:
-            self.send(Finished(generation=number, version=self.version))
+            self.send(Finished(generation=number))
             return
         step = self.version
         self.reduced = step

@@ -114,9 +114,9 @@ def test_the_job_is_finished_when_every_active_rank_is():
     """Exit code 0, told to all."""
     desk = Desk().run()
     for rank in list(desk.world)[:-1]:
-        desk.say(rank, Finished(generation=1, version=4))
+        desk.say(rank, Finished(generation=1))
     assert desk.phase is Phase.RUNNING
-    desk.say(desk.world[-1], Finished(generation=1, version=4))
+    desk.say(desk.world[-1], Finished(generation=1))
     assert desk.end is not None
     assert (desk.end.exit_code, desk.end.reason) == (0, "finished")
     assert [rank for rank, _ in desk.sent(Stop)] == list(desk.world)
@@ -245,7 +245,7 @@ def test_a_loss_after_the_last_step_still_ends_well():
     """Some are finished, one dies: the others regroup, find nothing to do, and finish."""
     desk = Desk(job_of(steps=1)).run()
     desk.step(0)
-    desk.say(0, Finished(generation=1, version=1))
+    desk.say(0, Finished(generation=1))
     desk.say(1, exited())
     desk.settle(version=1)
     desk.join()
@@ -536,7 +536,7 @@ TROUBLE = "the connection from rank 1 broke"
 def test_a_broken_connection_without_a_loss_opens_a_new_generation():
     """Two live ranks cannot talk: after the time in which a loss is found, all start anew."""
     desk = Desk().run()
-    desk.say(0, Trouble(generation=1, what=TROUBLE, at_s=0.0))
+    desk.say(0, Trouble(generation=1, what=TROUBLE))
     desk.wait(desk.timing.silent_s * 0.9, beats=BEAT)
     assert not desk.sent(Close)
     desk.wait(desk.timing.silent_s * 0.2, beats=BEAT)
@@ -547,7 +547,7 @@ def test_a_broken_connection_without_a_loss_opens_a_new_generation():
 def test_trouble_that_a_loss_explains_opens_one_generation_only():
     """The usual case: survivors see broken connections just before the verdict."""
     desk = Desk().run()
-    desk.say(0, Trouble(generation=1, what=TROUBLE, at_s=0.0))
+    desk.say(0, Trouble(generation=1, what=TROUBLE))
     desk.say(1, exited())
     for rank in desk.alive:
         desk.say(rank, settled(2))
@@ -560,7 +560,7 @@ def test_trouble_that_comes_back_before_every_step_ends_the_job():
     """New generations that all break before a step is finished are not opened for ever."""
     desk = Desk().run()
     while desk.phase is Phase.RUNNING:
-        desk.say(0, Trouble(generation=desk.generation, what=TROUBLE, at_s=0.0))
+        desk.say(0, Trouble(generation=desk.generation, what=TROUBLE))
         desk.wait(desk.timing.silent_s * 1.1, beats=BEAT)
         if desk.phase is Phase.SETTLING:
             desk.say_all(settled(desk.generation))
@@ -577,7 +577,7 @@ def test_a_loss_while_all_start_anew_without_a_loss_is_an_incident_of_its_own():
     for rank in desk.alive:
         desk.say(rank, settled(2))
     desk.join()
-    desk.say(0, Trouble(generation=2, what=TROUBLE, at_s=0.0))
+    desk.say(0, Trouble(generation=2, what=TROUBLE))
     desk.wait(desk.timing.silent_s * 1.1, beats=BEAT)
     assert desk.phase is Phase.SETTLING
     desk.say(1, exited())
