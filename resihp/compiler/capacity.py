@@ -40,7 +40,7 @@ def oversized(plan: Plan) -> list[Oversized]:
     distinct = tuple(group for group in plan.groups if twin[group.replica] == group.replica)
     lanes = lanes_of(msgspec.structs.replace(plan, groups=distinct))
     peaks = {name: peak_bytes(lanes, lane, facts[name]) for name, lane in lanes.items()}
-    needed = {g.name: peaks[GroupName(twin[g.replica], g.stage)] for g in plan.groups}
+    needed = {g.name: peaks[GroupName(twin[g.replica], g.pp)] for g in plan.groups}
     return [
         Oversized(group, needed[group.name], capacity)
         for group in plan.groups
@@ -51,13 +51,13 @@ def oversized(plan: Plan) -> list[Oversized]:
 def _twins(plan: Plan) -> dict[int, int]:
     """For each replica the first one that has the same degrees and the same streams."""
     stream_of = {
-        GroupName(replica, stream.stage): index
+        GroupName(replica, stream.pp): index
         for index, stream in enumerate(plan.streams)
         for replica in stream.replicas
     }
     kinds: dict[int, list[tuple[int, int, int]]] = {}
     for group in plan.groups:
-        kind = (group.stage, group.tp, stream_of[group.name])
+        kind = (group.pp, group.tp, stream_of[group.name])
         kinds.setdefault(group.replica, []).append(kind)
     first: dict[tuple[tuple[int, int, int], ...], int] = {}
     return {

@@ -141,7 +141,7 @@ def _partials_at(group: Group, partials: list[tuple[Stream, int]]) -> int:
         (
             count
             for stream, count in partials
-            if stream.stage == group.stage and group.replica in stream.replicas
+            if stream.pp == group.pp and group.replica in stream.replicas
         ),
         1,
     )

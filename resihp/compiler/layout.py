@@ -25,9 +25,7 @@ def initial_plan(
     """
     layers = split_layers(model.layers, mesh.pp)
     groups = tuple(
-        Group(
-            replica=replica, stage=stage, ranks=_ranks(mesh, replica, stage), layers=layers[stage]
-        )
+        Group(replica=replica, pp=stage, ranks=_ranks(mesh, replica, stage), layers=layers[stage])
         for replica in range(mesh.dp)
         for stage in range(mesh.pp)
     )

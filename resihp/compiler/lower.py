@@ -83,7 +83,7 @@ def lower(
     return tuple(
         Stream(
             replicas=tuple(replicas),
-            stage=stage,
+            pp=stage,
             body=tuple(_body(orders[len(named)][stage], named, around)),
         )
         for (stage, around, named), replicas in members.items()

@@ -65,7 +65,7 @@ def regroup(
         formed[group.name] = msgspec.structs.replace(group, ranks=ranks)
         reshards += [
             Reshard(layers=group.layers, source=source, target=group.name)
-            for source in state.suppliers(group.stage, group.replica, ranks)
+            for source in state.suppliers(group.pp, group.replica, ranks)
         ]
     return Regrouped(
         groups=tuple(formed.get(group.name, group) for group in groups),
@@ -107,13 +107,13 @@ def _seat(
     one has it all. A source that lacks a chunk may still do where a survivor who holds that chunk
     can be the one to stay. Where no single group has it all, several give their parts.
     """
-    for source in (*state.sources(group.stage, group.replica), state.everything(group.stage)):
-        seats = _keepers(group.stage, own, tp, state, source)
+    for source in (*state.sources(group.pp, group.replica), state.everything(group.pp)):
+        seats = _keepers(group.pp, own, tp, state, source)
         ranks = _filled(seats, group, own, pool, state, mesh)
         # Ascending members read better, where that moves no more.
         for choice in (tuple(sorted(ranks)), ranks):
-            moves = state.missing(group.stage, choice)
-            no_more = len(moves) <= len(state.missing(group.stage, ranks))
+            moves = state.missing(group.pp, choice)
+            no_more = len(moves) <= len(state.missing(group.pp, ranks))
             if no_more and source.chunks.issuperset(moves):
                 return choice
     raise AssertionError("every chunk has a live holder, so all groups together have it all")
@@ -159,7 +159,7 @@ def _filled(
             best = min(
                 pool,
                 key=lambda rank: (
-                    -len(shard.intersection(state.held(rank, group.stage))),
+                    -len(shard.intersection(state.held(rank, group.pp))),
                     _distance(rank, group.name, mesh),
                     rank,
                 ),
@@ -176,7 +176,7 @@ def _distance(rank: int, place: GroupName, mesh: Mesh) -> int:
         return 0
     if home.replica == place.replica:
         return 1
-    return 2 if home.stage == place.stage else 3
+    return 2 if home.pp == place.pp else 3
 
 
 def _power_of_two(limit: int) -> int:

@@ -31,13 +31,13 @@ class State:
         self._sources: dict[int, list[Source]] = {}
         for group in sorted(previous.groups, key=lambda group: group.name):
             for index, rank in enumerate(group.ranks):
-                self._held[rank] = group.stage, self.shard(index, group.tp)
+                self._held[rank] = group.pp, self.shard(index, group.tp)
             alive = frozenset(
                 chunk
                 for chunk in range(self._num_chunks)
                 if holder_of_chunk(group, chunk, self._num_chunks) not in lost
             )
-            self._sources.setdefault(group.stage, []).append(Source((group.name,), alive))
+            self._sources.setdefault(group.pp, []).append(Source((group.name,), alive))
 
     def shard(self, index: int, tp: int) -> range:
         """Chunks that member `index` of `tp` is to hold."""

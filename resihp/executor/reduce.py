@@ -36,7 +36,7 @@ class ReduceGroup(NamedTuple):
 def reduce_groups(plan: Plan, stage: int) -> list[ReduceGroup]:
     """Every reduction group of a stage, in order of chunk."""
     groups = sorted(
-        (group for group in plan.groups if group.stage == stage), key=lambda group: group.replica
+        (group for group in plan.groups if group.pp == stage), key=lambda group: group.replica
     )
     num_chunks = max(group.tp for group in groups)
     return [

@@ -238,10 +238,10 @@ class Session:
         nodes = {
             rank: hosted_nodes(run_by(expand(plan, rank)), mesh.dp, batch.microbatches)
             for group in plan.groups
-            if group.stage == program.stage
+            if group.pp == program.stage
             for rank in group.ranks
         }
-        first_replica = min(g.replica for g in plan.groups if g.stage == program.stage)
+        first_replica = min(g.replica for g in plan.groups if g.pp == program.stage)
         return Interpreter(
             program,
             stage,

@@ -235,7 +235,7 @@ def _micro_batches(
 def _runners(lanes: Mapping[GroupName, Lane]) -> dict[tuple[int, MicroBatch], int]:
     """The replica that runs the forward of each micro-batch at each stage."""
     return {
-        (lane.name.stage, micro_batch): lane.name.replica
+        (lane.name.pp, micro_batch): lane.name.replica
         for lane in lanes.values()
         for op, micro_batch in lane.first
         if op is Op.F
@@ -276,7 +276,7 @@ def _order_of(old: Parsed, new: Parsed, lane: Lane, other: Lane) -> OrderChange 
     if part == len(ours) == len(theirs):
         return None
     return OrderChange(
-        stage=lane.name.stage,
+        stage=lane.name.pp,
         replicas=(),
         before=_position(old, lane, ours[part : part + 1]),
         after=_position(new, other, theirs[part : part + 1]),
@@ -326,7 +326,7 @@ def _cuts(before: Mapping[GroupName, Lane], after: Mapping[GroupName, Lane]) -> 
             for scattered, num_transfers in sorted(changed.items()):
                 yield CutChange(
                     sender=str(name),
-                    receiver=str(GroupName(name.replica, name.stage + edge.stage_step)),
+                    receiver=str(GroupName(name.replica, name.pp + edge.stage_step)),
                     what=edge.what,
                     num_transfers=num_transfers,
                     scattered=scattered,

@@ -111,7 +111,7 @@ def expand(plan: Plan, rank: int) -> Program:
         tp=group.tp,
         tp_index=index,
         layers=group.layers,
-        stage=group.stage,
+        stage=group.pp,
         num_stages=plan.mesh.pp,
         instrs=tuple(instrs),
     )
@@ -119,14 +119,14 @@ def expand(plan: Plan, rank: int) -> Program:
 
 def _stream_of(plan: Plan, group: Group) -> Stream:
     for stream in plan.streams:
-        if stream.stage == group.stage and group.replica in stream.replicas:
+        if stream.pp == group.pp and group.replica in stream.replicas:
             return stream
     raise UserError(f"group {group.name} has no stream; `resihp verify` tells more")
 
 
 def _route(plan: Plan, group: Group, index: int, op: Op) -> _Route | None:
     """Messages of member `index` for `op`; None where the pipeline has no such neighbour."""
-    peer = plan.group(group.replica, group.stage + _STAGE_STEP[op])
+    peer = plan.group(group.replica, group.pp + _STAGE_STEP[op])
     if peer is None:
         return None
     sends = op in _SENDS

@@ -115,7 +115,7 @@ def lanes_of(plan: Plan, replicas: Collection[int] | None = None) -> dict[GroupN
     groups, streams = _by_name(plan)
     names = sorted(
         (name for name in groups if name in streams and (replicas is None or name[0] in replicas)),
-        key=lambda name: (name.stage, name.replica),
+        key=lambda name: (name.pp, name.replica),
     )
     return {name: Lane(groups[name], streams[name], plan) for name in names}
 
@@ -132,7 +132,7 @@ def alike(plan: Plan) -> dict[int, tuple[int, ...]]:
     for name in sorted(groups):
         body = id(plan.streams[streams[name]].body) if name in streams else 0
         group = groups[name]
-        stages.setdefault(name.replica, []).append((name.stage, group.tp, group.layers, body))
+        stages.setdefault(name.replica, []).append((name.pp, group.tp, group.layers, body))
     foreign = {
         id(body): {instr.home for instr in body if instr.home is not None}
         for body in {id(stream.body): stream.body for stream in plan.streams}.values()
@@ -154,7 +154,7 @@ def _by_name(plan: Plan) -> tuple[dict[GroupName, Group], dict[GroupName, int]]:
     streams: dict[GroupName, int] = {}
     for index, stream in enumerate(plan.streams):
         for replica in stream.replicas:
-            streams.setdefault(GroupName(replica, stream.stage), index)
+            streams.setdefault(GroupName(replica, stream.pp), index)
     return groups, streams
 
 

@@ -82,10 +82,11 @@ class GroupName(NamedTuple):
     """Logical place of a TP group, written `dp0.pp1`."""
 
     replica: int
-    stage: int
+    pp: int
+    """Position in the pipeline: which of the `mesh.pp` groups of the replica."""
 
     def __str__(self) -> str:
-        return f"dp{self.replica}.pp{self.stage}"
+        return f"dp{self.replica}.pp{self.pp}"
 
 
 class LayerRange(NamedTuple):
@@ -147,14 +148,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """A TP group: member `i` of `ranks` holds shard `i` of `len(ranks)` of `layers`."""
 
     replica: int
-    stage: int
+    pp: int
     ranks: tuple[int, ...]
     layers: LayerRange
 
     @property
     def name(self) -> GroupName:
         """Where the group stands."""
-        return GroupName(self.replica, self.stage)
+        return GroupName(self.replica, self.pp)
 
     @property
     def tp(self) -> int:
@@ -190,7 +191,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """The order of work of stage `stage` in each of `replicas`."""
 
     replicas: tuple[int, ...]
-    stage: int
+    pp: int
     body: tuple[Instr, ...]
 
 
@@ -215,7 +216,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def group(self, replica: int, stage: int) -> Group | None:
         """The group at (replica, stage), None where the replica lacks the stage."""
-        return next((g for g in self.groups if (g.replica, g.stage) == (replica, stage)), None)
+        return next((g for g in self.groups if (g.replica, g.pp) == (replica, stage)), None)
 
     def group_of(self, rank: int) -> Group | None:
         """The group that `rank` is a member of, None for standby and lost ranks."""

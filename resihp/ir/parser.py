@@ -23,8 +23,8 @@ from resihp.ir.statements import (
     KEYWORDS,
     Lost,
     Memory,
+    Order,
     ReconfigureHead,
-    Schedule,
     Standby,
     Statement,
     StreamHead,
@@ -219,7 +219,7 @@ class _Reader:
         if known is None:
             known = self._read_body(block.body_line, block.body)
         body, positions = known
-        self.streams.append(Stream(replicas=head.replicas, stage=head.stage, body=body))
+        self.streams.append(Stream(replicas=head.replicas, pp=head.pp, body=body))
         self.stream_places.append(
             StreamSource(head=span, body_line=block.body_line, positions=positions)
         )
@@ -286,7 +286,7 @@ class _Reader:
         assert isinstance(model, ModelShape)
         assert isinstance(mesh, Mesh)
         assert isinstance(batch, Batch)
-        schedule, memory = self.once.get("schedule"), self.once.get("memory")
+        schedule, memory = self.once.get("order"), self.once.get("memory")
         resume, version = self.once.get("resume"), self.once["plan"]
         standby, lost = self.once.get("standby"), self.once.get("lost")
         assert isinstance(version, Version)
@@ -296,7 +296,7 @@ class _Reader:
             batch=batch,
             groups=tuple(self.groups),
             streams=tuple(self.streams),
-            schedule=schedule.name if isinstance(schedule, Schedule) else None,
+            schedule=schedule.name if isinstance(schedule, Order) else None,
             memory_bytes=memory.num_bytes if isinstance(memory, Memory) else None,
             resume=resume if isinstance(resume, Resume) else None,
             standby=standby.ranks if isinstance(standby, Standby) else (),

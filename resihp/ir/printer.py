@@ -10,8 +10,8 @@ from resihp.ir.source import Parsed
 from resihp.ir.statements import (
     Lost,
     Memory,
+    Order,
     ReconfigureHead,
-    Schedule,
     Standby,
     Statement,
     StreamHead,
@@ -50,7 +50,7 @@ def format_text(parsed: Parsed) -> str:
 def _header(plan: Plan) -> list[_Line]:
     statements: list[Statement] = [Version(plan.version), plan.model, plan.mesh, plan.batch]
     if plan.schedule is not None:
-        statements.append(Schedule(plan.schedule))
+        statements.append(Order(plan.schedule))
     if plan.memory_bytes is not None:
         statements.append(Memory(plan.memory_bytes))
     if plan.resume is not None:
@@ -83,7 +83,7 @@ def _streams(plan: Plan) -> Iterator[str]:
                 if instr not in lines:
                     lines[instr] = f"  {spell_instr(instr)}\n"
             bodies[id(stream.body)] = "".join([lines[instr] for instr in stream.body])
-        head = " ".join(columns_of(StreamHead(stream.replicas, stream.stage)))
+        head = " ".join(columns_of(StreamHead(stream.replicas, stream.pp)))
         yield f"\n{head} {{\n{bodies[id(stream.body)]}}}\n"
 
 

@@ -65,7 +65,7 @@ def _merge(
     found: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}
     for name, lane in lanes.items():
         cells = tuple(_cells(lane, timeline, length, plan))
-        found.setdefault((name.stage, lane.group.tp, cells), []).append(name.replica)
+        found.setdefault((name.pp, lane.group.tp, cells), []).append(name.replica)
     rows: list[_Row] = []
     for (stage, tp, cells), replicas in sorted(found.items(), key=lambda item: _order(*item)):
         busy = sum(cell != "." for cell in cells)

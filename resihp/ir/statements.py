@@ -25,8 +25,8 @@ __all__ = [
     "NAME",
     "Lost",
     "Memory",
+    "Order",
     "ReconfigureHead",
-    "Schedule",
     "Standby",
     "Statement",
     "StreamHead",
@@ -50,8 +50,8 @@ class Version(msgspec.Struct, frozen=True):
     number: int
 
 
-class Schedule(msgspec.Struct, frozen=True):
-    """`schedule 1f1b`: how the streams were made, for information."""
+class Order(msgspec.Struct, frozen=True):
+    """`order 1f1b`: how the streams were made, for information."""
 
     name: str
 
@@ -82,7 +82,7 @@ class StreamHead(msgspec.Struct, frozen=True):
     """`stream dp=… pp=… {`; its lines follow as `Instr`."""
 
     replicas: tuple[int, ...]
-    stage: int
+    pp: int
 
 
 Statement = (
@@ -90,7 +90,7 @@ Statement = (
     | ModelShape
     | Mesh
     | Batch
-    | Schedule
+    | Order
     | Memory
     | Resume
     | Group
@@ -106,7 +106,7 @@ KEYWORDS: dict[type, str] = {
     ModelShape: "model",
     Mesh: "mesh",
     Batch: "batch",
-    Schedule: "schedule",
+    Order: "order",
     Memory: "memory",
     Resume: "resume",
     Group: "group",
@@ -191,7 +191,7 @@ def _operands(statement: Statement) -> tuple[str, ...]:
             return tuple(_fields(statement))
         case Resume(step=step):
             return (f"step={step}", "keep=none")
-        case Schedule(name):
+        case Order(name):
             return (_spell_name(name),)
         case Memory(num_bytes):
             return (spell_size(num_bytes),)

@@ -27,8 +27,8 @@ from resihp.ir.statements import (
     KEYWORDS,
     Lost,
     Memory,
+    Order,
     ReconfigureHead,
-    Schedule,
     Standby,
     Statement,
     StreamHead,
@@ -315,8 +315,8 @@ def _build(keyword: str, tree: Tree[Token], budget: Budget, code: str) -> Statem
     match keyword:
         case "plan":
             return Version(_number(_tokens(tree)[0]))
-        case "schedule":
-            return Schedule(str(_tokens(tree)[0]))
+        case "order":
+            return Order(str(_tokens(tree)[0]))
         case "memory":
             return Memory(_size(_tokens(tree)[0]))
         case "standby":
@@ -334,7 +334,7 @@ def _build_keyed(keyword: str, tree: Tree[Token], fields: _Fields) -> Statement:
             place = _place(_tokens(tree)[0])
             return Group(
                 replica=place.replica,
-                stage=place.stage,
+                pp=place.pp,
                 ranks=fields.numbers("ranks"),
                 layers=fields.layers(),
             )

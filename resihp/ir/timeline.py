@@ -48,7 +48,7 @@ def meeting_of(lane: Lane, index: int) -> Meeting | None:
     """The rendezvous that instruction `index` takes part in."""
     op = lane.body[index].op
     if op is Op.REDUCE_GRADS:
-        return Meeting(op, lane.name.stage)
+        return Meeting(op, lane.name.pp)
     return Meeting(op, -1) if op is Op.STEP else None
 
 

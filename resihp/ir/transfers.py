@@ -73,7 +73,7 @@ def transfers_of(
     """
     for name, sender in lanes.items():
         receivers = {
-            op: lanes.get(GroupName(name.replica, name.stage + edge.stage_step))
+            op: lanes.get(GroupName(name.replica, name.pp + edge.stage_step))
             for op, edge in _BY_SEND.items()
         }
         for (op, micro_batch), send in sender.first.items():

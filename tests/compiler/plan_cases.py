@@ -115,6 +115,6 @@ def work_of(plan: Plan) -> dict[tuple[int, int, int], int]:
                 if instr.op in (Op.W, Op.BW):
                     assert instr.microbatch is not None
                     home = replica if instr.home is None else instr.home
-                    key = (stream.stage, home, instr.microbatch)
+                    key = (stream.pp, home, instr.microbatch)
                     counts[key] = counts.get(key, 0) + 1
     return counts

@@ -12,7 +12,7 @@ from resihp.ir.model import Group, Instr, LayerRange, Op, Stream
 
 
 def group(replica: int, stage: int, *ranks: int) -> Group:
-    return Group(replica=replica, stage=stage, ranks=ranks, layers=LayerRange(stage, stage))
+    return Group(replica=replica, pp=stage, ranks=ranks, layers=LayerRange(stage, stage))
 
 
 def text(stream: Stream) -> list[str]:
@@ -63,13 +63,13 @@ def test_a_middle_stage_treats_each_side_by_its_own_degrees():
 def test_replicas_that_do_the_same_share_a_stream():
     """One body per stage for healthy replicas; a smaller group makes its pipeline differ."""
     healthy = plan_of(dp=3)
-    assert [(s.replicas, s.stage) for s in healthy.streams] == [((0, 1, 2), 0), ((0, 1, 2), 1)]
+    assert [(s.replicas, s.pp) for s in healthy.streams] == [((0, 1, 2), 0), ((0, 1, 2), 1)]
     groups = [
         msgspec.structs.replace(g, ranks=g.ranks[:1]) if g.name == (1, 1) else g
         for g in healthy.groups
     ]
     streams = lower(groups, home_work(range(3), 4), "1f1b", 2)
-    assert [(s.replicas, s.stage) for s in streams] == [
+    assert [(s.replicas, s.pp) for s in streams] == [
         ((0, 2), 0), ((0, 2), 1), ((1,), 0), ((1,), 1),
     ]  # fmt: skip
 

@@ -62,7 +62,7 @@ def one_stage(degrees: Mapping[int, int], num_replicas: int, num_microbatches: i
     groups = [
         Group(
             replica=replica,
-            stage=0,
+            pp=0,
             ranks=tuple(range(replica * tp, replica * tp + degree)),
             layers=layers,
         )

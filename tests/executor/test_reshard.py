@@ -168,7 +168,7 @@ def groups_over(
         for stage in (0, 1):
             tp = chosen.choice([1, 2, 4])
             members, left = tuple(left[:tp]), left[tp:]
-            groups.append(Group(replica=replica, stage=stage, ranks=members, layers=layers[stage]))
+            groups.append(Group(replica=replica, pp=stage, ranks=members, layers=layers[stage]))
     return groups
 
 
@@ -239,7 +239,7 @@ def two_groups(ranks: Sequence[Sequence[int]], reshard: bool = False) -> Plan:
     mesh = Mesh(tp=2, pp=1, dp=2)
     layers = LayerRange(0, LAST)
     groups = [
-        Group(replica=replica, stage=0, ranks=tuple(members), layers=layers)
+        Group(replica=replica, pp=0, ranks=tuple(members), layers=layers)
         for replica, members in enumerate(ranks)
     ]
     reconfigure = [Reshard(layers=layers, source=GroupName(0, 0), target=GroupName(1, 0))]

@@ -51,7 +51,7 @@ def make_plan(
     streams = tuple(
         Stream(
             replicas=(group.replica,),
-            stage=group.stage,
+            pp=group.pp,
             body=tuple(
                 _body(
                     group,
@@ -86,22 +86,22 @@ def make_plan(
 def _shared(streams: Sequence[Stream]) -> tuple[Stream, ...]:
     replicas: dict[tuple[int, tuple[Instr, ...]], list[int]] = {}
     for stream in streams:
-        replicas.setdefault((stream.stage, stream.body), []).extend(stream.replicas)
+        replicas.setdefault((stream.pp, stream.body), []).extend(stream.replicas)
     return tuple(
-        Stream(replicas=tuple(members), stage=stage, body=body)
+        Stream(replicas=tuple(members), pp=stage, body=body)
         for (stage, body), members in replicas.items()
     )
 
 
 def _group(mesh: Mesh, name: GroupName, degrees: Mapping[GroupName, int]) -> Group:
-    first = (name.replica * mesh.pp + name.stage) * mesh.tp
+    first = (name.replica * mesh.pp + name.pp) * mesh.tp
     share = MODEL.layers // mesh.pp
-    last = MODEL.layers - 1 if name.stage == mesh.pp - 1 else (name.stage + 1) * share - 1
+    last = MODEL.layers - 1 if name.pp == mesh.pp - 1 else (name.pp + 1) * share - 1
     return Group(
         replica=name.replica,
-        stage=name.stage,
+        pp=name.pp,
         ranks=tuple(range(first, first + degrees.get(name, mesh.tp))),
-        layers=LayerRange(name.stage * share, last),
+        layers=LayerRange(name.pp * share, last),
     )
 
 
@@ -126,9 +126,9 @@ def _body(
     split: bool,
     scatter: bool,
 ) -> Iterator[Instr]:
-    tp = {(other.replica, other.stage): other.tp for other in groups}
-    up, down = (tp.get((group.replica, group.stage + step)) for step in (-1, 1))
-    for kind, item in _order(len(queue), pp - group.stage - 1, order):
+    tp = {(other.replica, other.pp): other.tp for other in groups}
+    up, down = (tp.get((group.replica, group.pp + step)) for step in (-1, 1))
+    for kind, item in _order(len(queue), pp - group.pp - 1, order):
         micro_batch = queue[item]
         before, after = (up, down) if kind == "F" else (down, up)
         suffix = "ACT" if kind == "F" else "GRAD"

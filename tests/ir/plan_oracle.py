@@ -49,9 +49,7 @@ class Machine:
 def run(plan: Plan) -> None:
     """Run `plan` to the end; raise `RefusedError` where it fails, hangs or leaves work undone."""
     machines = {
-        GroupName(replica, stream.stage): Machine(
-            plan, GroupName(replica, stream.stage), stream.body
-        )
+        GroupName(replica, stream.pp): Machine(plan, GroupName(replica, stream.pp), stream.body)
         for stream in plan.streams
         for replica in stream.replicas
     }
@@ -76,7 +74,7 @@ def run(plan: Plan) -> None:
 
 def _all_done(plan: Plan, machines: dict[GroupName, Machine]) -> None:
     for stage in range(plan.mesh.pp):
-        done = [entry for m in machines.values() if m.name.stage == stage for entry in m.done]
+        done = [entry for m in machines.values() if m.name.pp == stage for entry in m.done]
         for home in range(plan.mesh.dp):
             for number in range(plan.batch.microbatches):
                 ops = sorted(op for op, micro_batch in done if micro_batch == (home, number))
@@ -126,8 +124,8 @@ def _is_on_its_way(machine: Machine, kind: str, micro_batch: tuple[int, int]) ->
 
 def _compute(machine: Machine, op: Op, micro_batch: tuple[int, int]) -> bool:
     """Whether its input is here."""
-    first = machine.name.stage == 0
-    last = machine.name.stage == machine.plan.mesh.pp - 1
+    first = machine.name.pp == 0
+    last = machine.name.pp == machine.plan.mesh.pp - 1
     if op is not Op.W and _is_on_its_way(machine, "act" if op is Op.F else "grad", micro_batch):
         return False
     machine.done.append((op, micro_batch))
@@ -154,7 +152,7 @@ def _transfer(
 ) -> bool:
     verb, kind = op.mnemonic.split("_")
     forward = (kind == "act") == (verb in ("send", "scatter"))
-    peer = GroupName(machine.name.replica, machine.name.stage + (1 if forward else -1))
+    peer = GroupName(machine.name.replica, machine.name.pp + (1 if forward else -1))
     if peer not in machines:
         raise RefusedError(f"{machine.name} has no {peer}")
     tp_here, tp_there = (_degree(machine.plan, name) for name in (machine.name, peer))
@@ -197,7 +195,7 @@ def _used_later(machine: Machine, kind: str, micro_batch: tuple[int, int]) -> No
 
 
 def _meet(machine: Machine, machines: dict[GroupName, Machine], op: Op) -> bool:
-    others = [m for m in machines.values() if op is Op.STEP or m.name.stage == machine.name.stage]
+    others = [m for m in machines.values() if op is Op.STEP or m.name.pp == machine.name.pp]
     if op is Op.REDUCE_GRADS:
         if machine.reduced:
             raise RefusedError("reduces twice")
@@ -219,13 +217,11 @@ def peak_bytes(plan: Plan, name: GroupName, facts: StageFacts) -> int:
 
     For direct transfers; buffers of posted sends are left out.
     """
-    body = next(
-        s.body for s in plan.streams if s.stage == name.stage and name.replica in s.replicas
-    )
+    body = next(s.body for s in plan.streams if s.pp == name.pp and name.replica in s.replicas)
     live = peak = facts.state_bytes
     a, b = facts.activation_bytes, facts.released_by_b_bytes
     g, whole = facts.weight_input_grad_bytes, facts.boundary_bytes
-    has_previous, has_next = name.stage > 0, name.stage < plan.mesh.pp - 1
+    has_previous, has_next = name.pp > 0, name.pp < plan.mesh.pp - 1
     for instr in body:
         before, after = {
             Op.RECV_ACT: (whole, 0),

@@ -48,14 +48,14 @@ models = st.builds(
 groups = st.builds(
     Group,
     replica=numbers.filter(lambda n: n < 10**9),
-    stage=st.integers(0, 99),
+    pp=st.integers(0, 99),
     ranks=rank_lists,
     layers=layer_ranges,
 )
 streams = st.builds(
     Stream,
     replicas=rank_lists,
-    stage=numbers,
+    pp=numbers,
     body=st.lists(instructions, max_size=12).map(tuple),
 )
 plans = st.builds(

@@ -80,7 +80,7 @@ def test_the_other_way_round_the_same_things_differ(old, new):
 
 def test_lines_about_the_job_are_compared_value_by_value():
     """What was not given before or is not now is said."""
-    new = edit(WHOLE, ("tokens=16", "tokens=32\nmemory 2GiB\nschedule 1f1b"))
+    new = edit(WHOLE, ("tokens=16", "tokens=32\nmemory 2GiB\norder 1f1b"))
     found = [(c.field, c.before, c.after) for c in changes(WHOLE, new).fields]
     assert found == [
         ("batch tokens", "16", "32"),

@@ -108,8 +108,8 @@ def test_every_instruction_respects_its_dependencies():
         starts, ends = timeline.starts[name], timeline.ends[name]
         assert all(ends[i] <= starts[i + 1] for i in range(len(ends) - 1))
         for index, instr in enumerate(lane.body):
-            if instr.op is Op.F and name.stage:
-                up = lanes[GroupName(name.replica, name.stage - 1)]
+            if instr.op is Op.F and name.pp:
+                up = lanes[GroupName(name.replica, name.pp - 1)]
                 sent = up.body.index(type(instr)(Op.SEND_ACT, instr.microbatch))
                 assert timeline.ends[up.name][sent] <= starts[index]
         steps.add(starts[-1])

@@ -62,7 +62,7 @@ def hints(text: str) -> list[str | None]:
             9,
             "the lists of this text name more than 4194304 numbers",
         ),
-        ("schedule zb h1", "RHP001", 13, "expected the end of the line, but found `h1`"),
+        ("order zb h1", "RHP001", 10, "expected the end of the line, but found `h1`"),
         (
             "resume step=1 keep=3",
             "RHP001",

@@ -51,7 +51,7 @@ def finishes(plan: Plan, transport: str, whole_bytes: int = 0) -> bool:
 def _bodies(plan: Plan) -> dict[tuple[int, int], tuple[Instr, ...]]:
     """Per (replica, stage), with the home of every micro-batch written out."""
     return {
-        (replica, stream.stage): tuple(
+        (replica, stream.pp): tuple(
             Instr(instr.op, instr.microbatch, replica)
             if instr.op.has_micro_batch and instr.home is None
             else instr
@@ -64,7 +64,7 @@ def _bodies(plan: Plan) -> dict[tuple[int, int], tuple[Instr, ...]]:
 
 def _ranks(plan: Plan, whole_bytes: int) -> dict[int, Rank]:
     bodies = _bodies(plan)
-    groups = {(g.replica, g.stage): g for g in plan.groups}
+    groups = {(g.replica, g.pp): g for g in plan.groups}
     ranks = {
         rank: Rank(group, bodies[key]) for key, group in groups.items() for rank in group.ranks
     }
@@ -103,9 +103,7 @@ def _step(rank: Rank, ranks: dict[int, Rank], transport: str) -> bool:
     op = rank.body[rank.at].op
     if op in (Op.REDUCE_GRADS, Op.STEP):
         others = [
-            other
-            for other in ranks.values()
-            if op is Op.STEP or other.group.stage == rank.group.stage
+            other for other in ranks.values() if op is Op.STEP or other.group.pp == rank.group.pp
         ]
         if any(other.at < other.body.index(Instr(op)) for other in others):
             return False

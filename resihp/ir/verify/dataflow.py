@@ -51,7 +51,7 @@ def check_dataflow(
     matched: list[Matched] = []
     for name, sender in lanes.items():
         for edge in EDGES:
-            receiver = lanes.get(GroupName(name.replica, name.stage + edge.stage_step))
+            receiver = lanes.get(GroupName(name.replica, name.pp + edge.stage_step))
             if receiver is not None:
                 matched.append(check.channel(edge, sender, receiver))
     return matched
@@ -106,7 +106,7 @@ class _Check:
 
     def past_the_end(self, lane: Lane) -> None:
         """RHP407."""
-        stage = lane.name.stage
+        stage = lane.name.pp
         refused: dict[Op, str] = {}
         for edge in EDGES:
             if not 0 <= stage + edge.stage_step < self.plan.mesh.pp:
@@ -155,7 +155,7 @@ class _Check:
         return matched
 
     def _is_broken(self, micro_batch: MicroBatch, *ends: Lane) -> bool:
-        return any((lane.name.stage, micro_batch) in self.work.broken for lane in ends)
+        return any((lane.name.pp, micro_batch) in self.work.broken for lane in ends)
 
     def _crossing(
         self, edge: Edge, micro_batch: MicroBatch, sender: Lane, receiver: Lane

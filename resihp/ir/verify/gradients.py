@@ -21,10 +21,10 @@ def check_gradients(parsed: Parsed, findings: Findings) -> None:
             )
         reduces, steps = known[id(stream.body)]
         if not reduces:
-            message = f"a stream of stage {stream.stage} never runs `reduce_grads`"
+            message = f"a stream of stage {stream.pp} never runs `reduce_grads`"
             findings.add("RHP701", source.head, message)
         if not steps:
-            message = f"a stream of stage {stream.stage} never runs `step`"
+            message = f"a stream of stage {stream.pp} never runs `step`"
             findings.add("RHP702", source.head, message)
         for indices in (reduces, steps):
             for index in indices[1:]:

@@ -133,10 +133,10 @@ def live_spans(lanes: Mapping[GroupName, Lane], lane: Lane, sizes: StageFacts) -
     """Everything beyond the state that `lane` keeps alive, with its life."""
     yield from _activations(lane, sizes)
     for edge in EDGES:
-        upstream = GroupName(lane.name.replica, lane.name.stage - edge.stage_step)
+        upstream = GroupName(lane.name.replica, lane.name.pp - edge.stage_step)
         if upstream in lanes:
             yield from _receive_buffers(lane, lanes[upstream], edge, sizes)
-        downstream = GroupName(lane.name.replica, lane.name.stage + edge.stage_step)
+        downstream = GroupName(lane.name.replica, lane.name.pp + edge.stage_step)
         if downstream in lanes:
             yield from _send_buffers(lane, lanes[downstream], edge, sizes)
 
@@ -200,7 +200,7 @@ def _answers(lane: Lane, peer: Lane) -> list[tuple[int, int]]:
 
     A receive is only posted where it stands; what it brings is here for sure where it is used.
     """
-    step = lane.name.stage - peer.name.stage
+    step = lane.name.pp - peer.name.pp
     back = next(edge for edge in EDGES if edge.stage_step == step)
     return sorted(
         (index, use)

@@ -50,7 +50,7 @@ def _collect(parsed: Parsed, lanes: Mapping[GroupName, Lane], findings: Findings
         for (op, micro_batch), index in lane.first.items():
             if op not in COMPUTE:
                 continue
-            ops = work.places.setdefault((lane.name.stage, micro_batch), {})
+            ops = work.places.setdefault((lane.name.pp, micro_batch), {})
             first_at = ops.setdefault(op, At(lane, index))
             if first_at.lane is not lane:
                 _report_twice(parsed, At(lane, index), first_at, work, findings)
@@ -71,12 +71,12 @@ def _text(at: At) -> str:
 def _report_twice(parsed: Parsed, again: At, first: At, work: Work, findings: Findings) -> None:
     micro_batch = again.lane.micro_batches[again.position]
     assert micro_batch is not None
-    work.broken.add((again.lane.name.stage, micro_batch))
+    work.broken.add((again.lane.name.pp, micro_batch))
     where = "" if first.lane is again.lane else f" of {first.lane.name}"
     findings.add(
         "RHP302",
         _span(parsed, again),
-        f"`{_text(again)}` runs twice at stage {again.lane.name.stage}",
+        f"`{_text(again)}` runs twice at stage {again.lane.name.pp}",
         related=(Related(f"`{_text(first)}`{where} is here", _span(parsed, first)),),
         replica=again.lane.name.replica,
     )
@@ -162,7 +162,7 @@ def _check_all_present(
     plan = parsed.plan
     heads: dict[int, GroupName] = {}
     for name in lanes:
-        heads.setdefault(name.stage, name)
+        heads.setdefault(name.pp, name)
     present: dict[tuple[int, int], set[int]] = {}
     for stage, micro_batch in work.places:
         present.setdefault((stage, micro_batch.home), set()).add(micro_batch.number)

@@ -105,7 +105,7 @@ def _check_ranks(parsed: Parsed, findings: Findings) -> None:
 
 def _check_place(parsed: Parsed, findings: Findings, span: Span, name: GroupName) -> None:
     mesh = parsed.plan.mesh
-    if name.replica >= mesh.dp or name.stage >= mesh.pp:
+    if name.replica >= mesh.dp or name.pp >= mesh.pp:
         findings.add(
             "RHP102",
             span,
@@ -145,8 +145,8 @@ def _check_streams(parsed: Parsed, findings: Findings) -> None:
         head = parsed.streams[index].head
         listed_here: set[int] = set()
         for replica in stream.replicas:
-            name = GroupName(replica, stream.stage)
-            if replica >= plan.mesh.dp or stream.stage >= plan.mesh.pp:
+            name = GroupName(replica, stream.pp)
+            if replica >= plan.mesh.dp or stream.pp >= plan.mesh.pp:
                 _check_place(parsed, findings, head, name)
                 break
             first = seen.setdefault(name, index)

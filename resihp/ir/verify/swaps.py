@@ -78,7 +78,7 @@ def streams_of(plan: Plan, swap: Swap) -> set[int]:
     return {
         index
         for index, stream in enumerate(plan.streams)
-        if stream.stage == one.stage and (stream.body is one.body or stream.body == one.body)
+        if stream.pp == one.pp and (stream.body is one.body or stream.body == one.body)
     }
 
 

@@ -85,7 +85,7 @@ def _check_layers(parsed: Parsed, findings: Findings) -> None:
     """All groups of a stage agree, and the stages cover all layers in order."""
     stages: dict[int, tuple[Group, Span]] = {}
     for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
-        first, first_line = stages.setdefault(group.stage, (group, span))
+        first, first_line = stages.setdefault(group.pp, (group, span))
         if first.layers != group.layers:
             findings.add(
                 "RHP204",
@@ -121,7 +121,7 @@ def _check_layers(parsed: Parsed, findings: Findings) -> None:
 def _check_streams(parsed: Parsed, findings: Findings) -> None:
     plan = parsed.plan
     with_stream = {
-        GroupName(replica, stream.stage) for stream in plan.streams for replica in stream.replicas
+        GroupName(replica, stream.pp) for stream in plan.streams for replica in stream.replicas
     }
     with_group = {group.name for group in plan.groups}
     for span, group in zip(parsed.groups, plan.groups, strict=True):
@@ -129,8 +129,8 @@ def _check_streams(parsed: Parsed, findings: Findings) -> None:
             findings.add("RHP206", span, f"group {group.name} has no stream")
     for stream, source in zip(plan.streams, parsed.streams, strict=True):
         for replica in stream.replicas:
-            name = GroupName(replica, stream.stage)
-            in_mesh = replica < plan.mesh.dp and stream.stage < plan.mesh.pp
+            name = GroupName(replica, stream.pp)
+            in_mesh = replica < plan.mesh.dp and stream.pp < plan.mesh.pp
             if in_mesh and name not in with_group:
                 findings.add(
                     "RHP207",
@@ -146,7 +146,7 @@ def _check_replicas(parsed: Parsed, findings: Findings) -> None:
     first: dict[int, Span] = {}
     for span, group in zip(parsed.groups, plan.groups, strict=True):
         if group.replica < plan.mesh.dp:
-            stages.setdefault(group.replica, set()).add(group.stage)
+            stages.setdefault(group.replica, set()).add(group.pp)
             first.setdefault(group.replica, span)
     for replica, held in stages.items():
         missing = [stage for stage in range(plan.mesh.pp) if stage not in held]
