@@ -88,7 +88,7 @@ def _checked(lost: Iterable[int], world: int) -> frozenset[int]:
 
 def _require_state(previous: Plan, state: State) -> None:
     """Raises NoFeasiblePlan when a chunk of some stage's state has no live holder."""
-    layers_of = {group.pp: group.layers for group in previous.groups}
+    layers_of = {group.pp: group.sole_layers for group in previous.groups}
     for stage, layers in sorted(layers_of.items()):
         chunks = state.lost_chunks(stage)
         if chunks:

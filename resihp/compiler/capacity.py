@@ -22,7 +22,7 @@ class Oversized(NamedTuple):
     capacity_bytes: int
 
     def __str__(self) -> str:
-        name, layers, tp = self.group.name, self.group.layers, self.group.tp
+        name, layers, tp = self.group.name, self.group.sole_layers, self.group.tp
         return (
             f"{name} (layers {layers}, TP {tp}) needs {_mib(self.needed_bytes)} on each rank and a "
             f"device has {_mib(self.capacity_bytes)}"

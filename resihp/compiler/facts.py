@@ -39,7 +39,7 @@ def facts_of(plan: Plan) -> Facts:
     return Facts(
         stages={
             group.name: stage_facts(
-                plan.model, plan.batch, group.layers, group.tp, _partials_at(group, partials)
+                plan.model, plan.batch, group.sole_layers, group.tp, _partials_at(group, partials)
             )
             for group in plan.groups
         }

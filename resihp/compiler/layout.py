@@ -25,7 +25,9 @@ def initial_plan(
     """
     layers = split_layers(model.layers, mesh.pp)
     groups = tuple(
-        Group(replica=replica, pp=stage, ranks=_ranks(mesh, replica, stage), layers=layers[stage])
+        Group(
+            replica=replica, pp=stage, ranks=_ranks(mesh, replica, stage), layers=(layers[stage],)
+        )
         for replica in range(mesh.dp)
         for stage in range(mesh.pp)
     )

@@ -64,7 +64,7 @@ def regroup(
         pool.difference_update(ranks)
         formed[group.name] = msgspec.structs.replace(group, ranks=ranks)
         reshards += [
-            Reshard(layers=group.layers, source=source, target=group.name)
+            Reshard(layers=group.sole_layers, source=source, target=group.name)
             for source in state.suppliers(group.pp, group.replica, ranks)
         ]
     return Regrouped(
@@ -189,6 +189,6 @@ def _too_few(group: Group, num_alive: int, min_degree: int) -> Shortage:
     needs = "1" if min_degree == 1 else f"{min_degree} for its memory"
     return Shortage(
         group.name,
-        f"{group.name} (layers {group.layers}) has {has} of its own, needs {needs}, and too few "
-        "are standby",
+        f"{group.name} (layers {group.sole_layers}) has {has} of its own, needs {needs}, and too "
+        "few are standby",
     )

@@ -190,7 +190,7 @@ def _states(plan: Plan) -> dict[GroupName, GroupState]:
 
 
 def _state(group: Group) -> GroupState:
-    return GroupState(tp=group.tp, ranks=group.ranks, layers=str(group.layers))
+    return GroupState(tp=group.tp, ranks=group.ranks, layers=",".join(map(str, group.layers)))
 
 
 def _ranks(old: Plan, new: Plan) -> Iterator[RankMove]:
@@ -346,9 +346,9 @@ def _changed_cuts(edge: Edge, was: Lane, sender: Lane) -> Iterator[bool]:
 
 
 def _sources(old: Plan, new: Plan) -> Iterator[SourceChange]:
-    for reshard in old.reconfigure:
-        if reshard not in new.reconfigure:
+    for reshard in old.reshards:
+        if reshard not in new.reshards:
             yield SourceChange(line=" ".join(columns_of(reshard)), added=False)
-    for reshard in new.reconfigure:
-        if reshard not in old.reconfigure:
+    for reshard in new.reshards:
+        if reshard not in old.reshards:
             yield SourceChange(line=" ".join(columns_of(reshard)), added=True)

@@ -110,7 +110,7 @@ def expand(plan: Plan, rank: int) -> Program:
         group=group.name,
         tp=group.tp,
         tp_index=index,
-        layers=group.layers,
+        layers=group.sole_layers,
         stage=group.pp,
         num_stages=plan.mesh.pp,
         instrs=tuple(instrs),

@@ -128,7 +128,7 @@ def alike(plan: Plan) -> dict[int, tuple[int, ...]]:
     holds for all; on a large healthy job that is one instead of hundreds.
     """
     groups, streams = _by_name(plan)
-    stages: dict[int, list[tuple[int, int, LayerRange, int]]] = {}
+    stages: dict[int, list[tuple[int, int, tuple[LayerRange, ...], int]]] = {}
     for name in sorted(groups):
         body = id(plan.streams[streams[name]].body) if name in streams else 0
         group = groups[name]

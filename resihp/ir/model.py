@@ -1,8 +1,13 @@
 """The plan as data: what every other part of ResiHP reads and writes.
 
-A `Plan` says, for each (replica, stage), which ranks hold which layers and in which order they
-compute, communicate, reduce and step. One `Stream` is the order of one stage; replicas whose
-order is the same share it. All members of a tensor-parallel (TP) group run the same stream.
+A `Plan` says, for each (replica, position in the pipeline), which ranks hold which layers and in
+which order they compute, communicate, reduce and step. One `Stream` is the order of one position;
+replicas whose order is the same share it. All members of a tensor-parallel (TP) group run the
+same stream.
+
+A group holds one contiguous range of layers for each of its pipeline **stages**. Stages are
+numbered through the whole model in the order of their layers, so the layers alone say where each
+stage is placed: one per position, looped, in V shape or uneven (`resihp.ir.placement`).
 
 Positions in a text are not part of a plan (`parse(print(p)) == p`); they live in
 `resihp.ir.source`.
@@ -22,8 +27,11 @@ __all__ = [
     "GroupName",
     "Instr",
     "LayerRange",
+    "Level",
+    "Load",
     "Mesh",
     "ModelShape",
+    "Move",
     "Op",
     "Plan",
     "Reshard",
@@ -63,6 +71,10 @@ class Op(enum.IntEnum):
     """Sum weight gradients over the replicas that hold this stage's layers."""
     STEP = 13
     """Vote (norms, finite) with all ranks, then update the parameters."""
+    GATHER_PARAMS = 14
+    """Gather the parameters of a stage where data parallelism shards them (torch: UNSHARD)."""
+    FREE_PARAMS = 15
+    """Give the gathered parameters back (torch: RESHARD)."""
 
     @property
     def mnemonic(self) -> str:
@@ -74,7 +86,23 @@ class Op(enum.IntEnum):
         """Whether the instruction names a micro-batch."""
         return self < Op.REDUCE_GRADS
 
+    @property
+    def has_stage(self) -> bool:
+        """Whether the instruction belongs to one stage."""
+        return self is not Op.STEP
 
+    @property
+    def is_compute(self) -> bool:
+        """F, B, W or BW."""
+        return self <= Op.BW
+
+    @property
+    def is_transfer(self) -> bool:
+        """A send or a receive."""
+        return self in _TRANSFERS
+
+
+_TRANSFERS = frozenset((Op.SEND_ACT, Op.RECV_ACT, Op.SEND_GRAD, Op.RECV_GRAD))
 _MNEMONIC = {op: op.name if op <= Op.BW else op.name.lower() for op in Op}
 
 
@@ -145,12 +173,15 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A TP group: member `i` of `ranks` holds shard `i` of `len(ranks)` of `layers`."""
+    """A TP group: member `i` of `ranks` holds shard `i` of `len(ranks)` of `layers`.
+
+    `layers` has one range per stage that the group runs, in ascending order.
+    """
 
     replica: int
     pp: int
     ranks: tuple[int, ...]
-    layers: LayerRange
+    layers: tuple[LayerRange, ...]
 
     @property
     def name(self) -> GroupName:
@@ -162,8 +193,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         """TP degree."""
         return len(self.ranks)
 
+    @property
+    def sole_layers(self) -> LayerRange:
+        """The layers of a group that runs one stage; for code that knows no others."""
+        assert len(self.layers) == 1, f"{self.name} runs {len(self.layers)} stages"
+        return self.layers[0]
 
-class Reshard(msgspec.Struct, frozen=True, kw_only=True):
+
+class Reshard(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Shards of `layers` that members of `target` lack come from `source`.
 
     `source` is a group of the plan before, `target` a group of this plan. What a member of
@@ -175,30 +212,67 @@ class Reshard(msgspec.Struct, frozen=True, kw_only=True):
     target: GroupName
 
 
+class Move(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Rank `target` takes over, unchanged, what rank `source` held of `layers`.
+
+    Both ranks are the same member of groups of the same TP degree: `source` in the plan before,
+    `target` in this plan.
+    """
+
+    layers: LayerRange
+    source: int
+    target: int
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What members of `target` lack of `layers` is read from the complete saved version `step`."""
+
+    layers: LayerRange
+    step: int
+    target: GroupName
+
+
 class Instr(msgspec.Struct, frozen=True, gc=False):
     """One instruction of a stream.
 
-    `microbatch` is the number at home, `home` the logical replica it belongs to
-    (None: the replica that runs the stream). Both are None for REDUCE_GRADS and STEP.
+    `microbatch` is the number at home, `home` the logical replica it belongs to (None: the
+    replica that runs the stream). Both are None for operations without a micro-batch. `stage` is
+    None exactly where the group runs one stage (and for STEP). `peer` is the replica at the other
+    end of a send or receive (None: the replica that runs the stream). With `paired` the
+    instruction and the next one are computed overlapped: both start once the inputs of both are
+    there.
     """
 
     op: Op
     microbatch: int | None = None
     home: int | None = None
+    stage: int | None = None
+    peer: int | None = None
+    paired: bool = False
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """The order of work of stage `stage` in each of `replicas`."""
+    """The order of work at position `pp` of the pipeline in each of `replicas`."""
 
     replicas: tuple[int, ...]
     pp: int
     body: tuple[Instr, ...]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole plan. Nothing here is verified: `resihp.ir.verify` does that.
+class Level(enum.StrEnum):
+    """How much a text says."""
 
-    `memory_bytes` is the capacity of one device (None: memory is not checked).
+    SCHEDULE = "schedule"
+    """Only the order of F, B, W and BW; `resihp lower` adds the rest."""
+    PLAN = "plan"
+    """Everything that the groups run."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole plan, or schedule. Nothing here is verified: `resihp.ir.verify` does that.
+
+    `memory_bytes` is the capacity of one device (None: memory is not checked). `transport` is
+    what progress is to be proved under (None: `edge`), as `resihp.ir.transport` spells it.
     """
 
     model: ModelShape
@@ -211,7 +285,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     resume: Resume | None = None
     standby: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
-    reconfigure: tuple[Reshard, ...] = ()
+    reconfigure: tuple[Reshard | Move | Load, ...] = ()
+    transport: str | None = None
+    level: Level = Level.PLAN
     version: int = FORMAT_VERSION
 
     def group(self, replica: int, stage: int) -> Group | None:
@@ -221,6 +297,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def group_of(self, rank: int) -> Group | None:
         """The group that `rank` is a member of, None for standby and lost ranks."""
         return next((g for g in self.groups if rank in g.ranks), None)
+
+    @property
+    def reshards(self) -> tuple[Reshard, ...]:
+        """The `reshard` lines of the reconfigure block."""
+        return tuple(line for line in self.reconfigure if isinstance(line, Reshard))
 
     @property
     def active_ranks(self) -> tuple[int, ...]:

@@ -66,10 +66,10 @@ def _places(plan: Plan) -> Iterator[_Line]:
         yield _of(Standby(plan.standby))
     if plan.lost:
         yield _of(Lost(plan.lost))
-    if plan.reconfigure:
+    if plan.reshards:
         yield _Line()
         yield _of(ReconfigureHead())
-        yield from (_Line(columns_of(reshard), indent="  ") for reshard in plan.reconfigure)
+        yield from (_Line(columns_of(reshard), indent="  ") for reshard in plan.reshards)
         yield _Line(("}",))
 
 

@@ -58,7 +58,7 @@ def transfers(previous: Plan, plan: Plan) -> tuple[ShardMove, ...]:
     Where several lines bring a layer to a target, a chunk comes from the first one whose holder
     of it is alive. Both plans are verified.
     """
-    targets = dict.fromkeys(reshard.target for reshard in plan.reconfigure)
+    targets = dict.fromkeys(reshard.target for reshard in plan.reshards)
     return tuple(move for name in targets for move in _moves(previous, plan, name))
 
 
@@ -67,7 +67,7 @@ def _moves(previous: Plan, plan: Plan, name: GroupName) -> Iterator[ShardMove]:
     assert target is not None, f"{name} is no group of this plan"
     num_chunks = num_state_chunks(previous, plan)
     held = {rank: _held(previous, rank, num_chunks) for rank in target.ranks}
-    for layer in range(target.layers.first, target.layers.last + 1):
+    for layer in range(target.sole_layers.first, target.sole_layers.last + 1):
         sources = _sources(previous, plan, name, layer)
         if not sources:
             continue  # verified: every member holds what it needs of this layer
@@ -110,7 +110,7 @@ def live_holder(
 def _sources(previous: Plan, plan: Plan, target: GroupName, layer: int) -> list[Group]:
     """Groups of the plan before that bring `layer` to `target`, in the order of their lines."""
     found: list[Group] = []
-    for reshard in plan.reconfigure:
+    for reshard in plan.reshards:
         if reshard.target == target and reshard.layers.first <= layer <= reshard.layers.last:
             source = previous.group(*reshard.source)
             assert source is not None, f"{reshard.source} is no group of the previous plan"
@@ -123,5 +123,5 @@ def _held(previous: Plan, rank: int, num_chunks: int) -> tuple[range, range]:
     group = previous.group_of(rank)
     if group is None:
         return range(0), range(0)
-    layers = range(group.layers.first, group.layers.last + 1)
+    layers = range(group.sole_layers.first, group.sole_layers.last + 1)
     return layers, chunks_of_member(group.ranks.index(rank), group.tp, num_chunks)

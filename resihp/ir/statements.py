@@ -196,7 +196,7 @@ def _operands(statement: Statement) -> tuple[str, ...]:
         case Memory(num_bytes):
             return (spell_size(num_bytes),)
         case Group():
-            ranks, layers = spell_numbers(statement.ranks), statement.layers
+            ranks, layers = spell_numbers(statement.ranks), ",".join(map(str, statement.layers))
             return (str(statement.name), f"ranks={ranks}", f"layers={layers}")
         case Standby(ranks) | Lost(ranks):
             return (spell_numbers(ranks),)

@@ -148,7 +148,7 @@ def read_instruction(code: str) -> Instr:
     if not operands:
         return Instr(op)
     numbers = [_number(token) for token in _tokens(operands[0])]
-    return Instr(op, *numbers)
+    return Instr(op, numbers[0], numbers[1] if len(numbers) > 1 else None)
 
 
 # --- lark trees ------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def _build_keyed(keyword: str, tree: Tree[Token], fields: _Fields) -> Statement:
                 replica=place.replica,
                 pp=place.pp,
                 ranks=fields.numbers("ranks"),
-                layers=fields.layers(),
+                layers=(fields.layers(),),
             )
         case "stream":
             return StreamHead(fields.numbers("dp"), fields.number("pp"))

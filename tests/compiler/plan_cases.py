@@ -80,7 +80,7 @@ def chunks_by_rank(plan: Plan) -> dict[int, dict[int, set[int]]]:
     return {
         rank: {
             layer: set(range(index * share[group.name], (index + 1) * share[group.name]))
-            for layer in range(group.layers.first, group.layers.last + 1)
+            for layer in range(group.sole_layers.first, group.sole_layers.last + 1)
         }
         for group in plan.groups
         for index, rank in enumerate(group.ranks)

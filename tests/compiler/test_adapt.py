@@ -59,7 +59,7 @@ def test_survivors_that_are_no_power_of_two_leave_one_standby():
     plan = adapt(healthy, [6], step=1)
     assert groups_of(plan) == {"dp0.pp0": (0, 1, 2, 3), "dp1.pp0": (4, 7)}
     assert plan.standby == (5,)
-    assert plan.reconfigure[0].source == (0, 0)
+    assert plan.reshards[0].source == (0, 0)
     assert_sound(plan, healthy)
 
 
@@ -69,7 +69,7 @@ def test_the_own_group_is_the_source_where_its_survivors_hold_all_that_is_missin
     smaller = adapt(healthy, [1, 2], step=1)
     # Both replicas are whole again by halves: now a standby rank replaces a lost one.
     assert groups_of(smaller)["dp0.pp0"] == (0, 3)
-    assert smaller.reconfigure[0].source == (1, 0)
+    assert smaller.reshards[0].source == (1, 0)
     assert_sound(smaller, healthy)
 
 
@@ -125,7 +125,7 @@ def test_two_groups_of_one_stage_can_serve_each_other():
     """Each lost another half; each gives the half that it kept."""
     healthy = plan_of()
     plan = adapt(healthy, [0, 5], step=7)
-    assert [(str(r.source), str(r.target)) for r in plan.reconfigure] == [
+    assert [(str(r.source), str(r.target)) for r in plan.reshards] == [
         ("dp1.pp0", "dp0.pp0"), ("dp0.pp0", "dp1.pp0"),
     ]  # fmt: skip
     assert_sound(plan, healthy)

@@ -12,7 +12,7 @@ from resihp.ir.model import Group, Instr, LayerRange, Op, Stream
 
 
 def group(replica: int, stage: int, *ranks: int) -> Group:
-    return Group(replica=replica, pp=stage, ranks=ranks, layers=LayerRange(stage, stage))
+    return Group(replica=replica, pp=stage, ranks=ranks, layers=(LayerRange(stage, stage),))
 
 
 def text(stream: Stream) -> list[str]:

@@ -64,7 +64,7 @@ def one_stage(degrees: Mapping[int, int], num_replicas: int, num_microbatches: i
             replica=replica,
             pp=0,
             ranks=tuple(range(replica * tp, replica * tp + degree)),
-            layers=layers,
+            layers=(layers,),
         )
         for replica, degree in degrees.items()
     ]

@@ -168,7 +168,7 @@ def groups_over(
         for stage in (0, 1):
             tp = chosen.choice([1, 2, 4])
             members, left = tuple(left[:tp]), left[tp:]
-            groups.append(Group(replica=replica, pp=stage, ranks=members, layers=layers[stage]))
+            groups.append(Group(replica=replica, pp=stage, ranks=members, layers=(layers[stage],)))
     return groups
 
 
@@ -193,7 +193,8 @@ def random_change(chosen: random.Random) -> tuple[Plan, Plan]:
         Reshard(layers=layers, source=source.name, target=group.name)
         for group in groups
         for source in sources
-        if source is not None and (layers := common(source.layers, group.layers)) is not None
+        if source is not None
+        and (layers := common(source.sole_layers, group.sole_layers)) is not None
     ]
     standby = sorted(set(alive) - active)
     plan = plan_of(MESH, groups, reconfigure=reconfigure, lost=sorted(lost), standby=standby)
@@ -239,7 +240,7 @@ def two_groups(ranks: Sequence[Sequence[int]], reshard: bool = False) -> Plan:
     mesh = Mesh(tp=2, pp=1, dp=2)
     layers = LayerRange(0, LAST)
     groups = [
-        Group(replica=replica, pp=0, ranks=tuple(members), layers=layers)
+        Group(replica=replica, pp=0, ranks=tuple(members), layers=(layers,))
         for replica, members in enumerate(ranks)
     ]
     reconfigure = [Reshard(layers=layers, source=GroupName(0, 0), target=GroupName(1, 0))]

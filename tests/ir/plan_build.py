@@ -101,7 +101,7 @@ def _group(mesh: Mesh, name: GroupName, degrees: Mapping[GroupName, int]) -> Gro
         replica=name.replica,
         pp=name.pp,
         ranks=tuple(range(first, first + degrees.get(name, mesh.tp))),
-        layers=LayerRange(name.pp * share, last),
+        layers=(LayerRange(name.pp * share, last),),
     )
 
 

@@ -50,7 +50,7 @@ groups = st.builds(
     replica=numbers.filter(lambda n: n < 10**9),
     pp=st.integers(0, 99),
     ranks=rank_lists,
-    layers=layer_ranges,
+    layers=layer_ranges.map(lambda layers: (layers,)),
 )
 streams = st.builds(
     Stream,

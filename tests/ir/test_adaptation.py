@@ -152,7 +152,7 @@ def pieces(group: Group, plan: Plan) -> dict[int, set[tuple[int, int]]]:
     return {
         rank: {
             (layer, eighth)
-            for layer in range(group.layers.first, group.layers.last + 1)
+            for layer in range(group.sole_layers.first, group.sole_layers.last + 1)
             for eighth in range(8)
             if eighth * group.tp // 8 == index
         }

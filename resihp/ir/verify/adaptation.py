@@ -31,10 +31,10 @@ def check_targets(parsed: Parsed, findings: Findings) -> None:
     plan = parsed.plan
     groups = {group.name: group for group in plan.groups}
     brought: dict[tuple[GroupName, GroupName, int], Span] = {}
-    for span, reshard in zip(parsed.reshards, plan.reconfigure, strict=True):
+    for span, reshard in zip(parsed.reshards, plan.reshards, strict=True):
         target = groups.get(reshard.target)
         if target is None or not _holds(target, reshard.layers.first, reshard.layers.last):
-            has = "there is no such group" if target is None else f"it holds {target.layers}"
+            has = "there is no such group" if target is None else f"it holds {target.sole_layers}"
             message = f"{reshard.target} does not take layers {reshard.layers}: {has}"
             findings.add("RHP805", span, message)
             continue
@@ -65,7 +65,7 @@ def check_adaptation(parsed: Parsed, previous: Plan, findings: Findings) -> None
 
 
 def _holds(group: Group, first: int, last: int) -> bool:
-    return group.layers.first <= first and last <= group.layers.last
+    return group.sole_layers.first <= first and last <= group.sole_layers.last
 
 
 def _check_same_job(parsed: Parsed, previous: Plan, findings: Findings) -> bool:
@@ -115,13 +115,13 @@ class _Check:
     def target(self, span: Span, group: Group) -> None:
         """All layers of one new group; layers that fare alike are reported together."""
         unsourced: dict[tuple[int, ...], list[int]] = {}
-        for layer in range(group.layers.first, group.layers.last + 1):
+        for layer in range(group.sole_layers.first, group.sole_layers.last + 1):
             needs = list(self._needs(group, layer))
             if not needs:
                 continue
             lines = [
                 index
-                for index, reshard in enumerate(self.plan.reconfigure)
+                for index, reshard in enumerate(self.plan.reshards)
                 if reshard.target == group.name
                 and reshard.layers.first <= layer <= reshard.layers.last
             ]
@@ -186,14 +186,14 @@ class _Check:
 
     def _source(self, line: int) -> Group | None:
         """The group of the previous plan that a line names; None (RHP803) where it cannot be."""
-        reshard, span = self.plan.reconfigure[line], self.parsed.reshards[line]
+        reshard, span = self.plan.reshards[line], self.parsed.reshards[line]
         source = self.old.get(reshard.source)
         if source is None:
             message = f"the previous plan has no group {reshard.source}"
             self.findings.add("RHP803", span, message)
         elif not _holds(source, reshard.layers.first, reshard.layers.last):
             message = (
-                f"in the previous plan {reshard.source} held layers {source.layers}, not "
+                f"in the previous plan {reshard.source} held layers {source.sole_layers}, not "
                 f"{reshard.layers}"
             )
             self.findings.add("RHP803", span, message)
@@ -213,7 +213,7 @@ class _Check:
     def needless(self) -> None:
         """RHP806."""
         groups = {group.name: group for group in self.plan.groups}
-        for index, reshard in enumerate(self.plan.reconfigure):
+        for index, reshard in enumerate(self.plan.reshards):
             target = groups.get(reshard.target)
             if target is None or not _holds(target, reshard.layers.first, reshard.layers.last):
                 continue
@@ -221,7 +221,7 @@ class _Check:
                 (earlier.source, earlier.target) == (reshard.source, reshard.target)
                 and earlier.layers.first <= reshard.layers.last
                 and reshard.layers.first <= earlier.layers.last
-                for earlier in self.plan.reconfigure[:index]
+                for earlier in self.plan.reshards[:index]
             )
             if index not in self.needed and not again:  # again: RHP802 has it
                 self.findings.add(

@@ -127,7 +127,7 @@ def _check_groups(parsed: Parsed, findings: Findings) -> None:
     seen: dict[GroupName, Span] = {}
     for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
         _check_place(parsed, findings, span, group.name)
-        _check_layers(parsed, findings, span, group.layers)
+        _check_layers(parsed, findings, span, group.sole_layers)
         first = seen.setdefault(group.name, span)
         if first != span:
             findings.add(
@@ -185,7 +185,7 @@ def _check_bodies(parsed: Parsed, findings: Findings) -> None:
 
 
 def _check_reshards(parsed: Parsed, findings: Findings) -> None:
-    for span, reshard in zip(parsed.reshards, parsed.plan.reconfigure, strict=True):
+    for span, reshard in zip(parsed.reshards, parsed.plan.reshards, strict=True):
         _check_layers(parsed, findings, span, reshard.layers)
         _check_place(parsed, findings, span, reshard.source)
         _check_place(parsed, findings, span, reshard.target)

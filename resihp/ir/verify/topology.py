@@ -90,21 +90,21 @@ def _check_layers(parsed: Parsed, findings: Findings) -> None:
             findings.add(
                 "RHP204",
                 parsed.attribute(span, "layers"),
-                f"{group.name} holds layers {group.layers}, but {first.name} of the same stage "
-                f"holds {first.layers}",
+                f"{group.name} holds layers {group.sole_layers}, but {first.name} of the same "
+                f"stage holds {first.sole_layers}",
                 related=(Related(f"{first.name} is here", first_line),),
             )
     expected = 0
     for stage in sorted(stages):
         group, span = stages[stage]
-        if group.layers.first != expected:
+        if group.sole_layers.first != expected:
             findings.add(
                 "RHP205",
                 parsed.attribute(span, "layers"),
-                f"stage {stage} starts with layer {group.layers.first}; layer {expected} comes "
-                "next",
+                f"stage {stage} starts with layer {group.sole_layers.first}; layer {expected} "
+                "comes next",
             )
-        expected = group.layers.last + 1
+        expected = group.sole_layers.last + 1
     num_layers = parsed.plan.model.layers
     if not stages:
         findings.add("RHP205", parsed.statement("mesh"), "the plan has no group")
