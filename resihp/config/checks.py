@@ -6,21 +6,14 @@ A check is a pure function from the decoded config to problems; the reader repor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from resihp.config.schema import MAX_WORLD, JobConfig
 from resihp.config.sizes import parse_size
+from resihp.config.toml import Problem
 
-__all__ = ["Problem", "nearest", "problems"]
+__all__ = ["nearest", "problems"]
 
 MIN_MEMORY_BYTES = 1 << 20
-
-
-class Problem(NamedTuple):
-    """What is wrong with the value at `key` (a dotted path; the n-th table is `inject[n]`)."""
-
-    key: str
-    wanted: str
 
 
 def problems(config: JobConfig) -> Iterator[Problem]:

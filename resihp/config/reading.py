@@ -1,154 +1,21 @@
-"""From TOML text to a checked `JobConfig`, or to one error that can be acted on.
-
-msgspec reports the first error without the value, so each field is converted on its own and the
-error is worded here: line, dotted key, value, what is wanted, nearest valid choice.
-"""
+"""The job file: from TOML to a checked `JobConfig`."""
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
-import msgspec
-
-from resihp.config.checks import Problem, problems
-from resihp.config.places import line_of
+from resihp.config.checks import problems
 from resihp.config.schema import JobConfig
-from resihp.errors import ConfigError
+from resihp.config.toml import read_file, read_text
 
 __all__ = ["load", "loads"]
-
-_S = TypeVar("_S", bound=msgspec.Struct)
-_Document = dict[str, Any]
-_SHOWN_CHARACTERS = 60
-
-
-class _WrongError(Exception):
-    """A problem on its way to `loads`, which knows the text and words the error."""
-
-    def __init__(self, key: str, wanted: str) -> None:
-        super().__init__(key, wanted)
-        self.problem = Problem(key, wanted)
 
 
 def load(path: str | Path) -> JobConfig:
     """Read a job file. Raises ConfigError when it cannot be read or says something impossible."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
-    return loads(text, path=str(path))
+    return read_file(path, JobConfig, problems)
 
 
 def loads(text: str, path: str = "<job>") -> JobConfig:
     """Read a job from TOML text; `path` names it in errors. Raises ConfigError."""
-    try:
-        document: _Document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from error
-    try:
-        config = _decode(document)
-    except _WrongError as wrong:
-        raise _error(wrong.problem, document, text, path) from None
-    problem = next(problems(config), None)
-    if problem is not None:
-        raise _error(problem, document, text, path)
-    return config
-
-
-def _decode(document: _Document) -> JobConfig:
-    values: dict[str, object] = {}
-    _reject_unknown(document, JobConfig, "")
-    for field in msgspec.structs.fields(JobConfig):
-        if field.name == "inject":
-            values["inject"] = _injections(document.get("inject", []), field.type)
-        elif field.name in document:
-            values[field.name] = _section(document[field.name], field.type, field.name)
-        elif field.required:
-            # An empty section names its own first missing key.
-            values[field.name] = _section({}, field.type, field.name)
-    return JobConfig(**cast("dict[str, Any]", values))
-
-
-def _injections(value: object, tuple_type: object) -> tuple[msgspec.Struct, ...]:
-    item_type = cast("type[msgspec.Struct]", get_args(tuple_type)[0])
-    if not isinstance(value, list):
-        raise _WrongError("inject", "must be tables, each written [[inject]]")
-    items = cast("list[object]", value)
-    return tuple(_section(item, item_type, f"inject[{i}]") for i, item in enumerate(items))
-
-
-def _section(value: object, section_type: type[_S], key: str) -> _S:
-    if not isinstance(value, dict):
-        raise _WrongError(key, f"must be a table, written [{key}]")
-    table = cast("_Document", value)
-    _reject_unknown(table, section_type, f"{key}.")
-    values: dict[str, object] = {}
-    for field in msgspec.structs.fields(section_type):
-        here = f"{key}.{field.name}"
-        if field.name in table:
-            values[field.name] = _value(table[field.name], field.type, here)
-        elif field.required:
-            raise _WrongError(here, "is missing")
-    return section_type(**values)
-
-
-def _value(value: object, value_type: object, key: str) -> object:
-    if get_origin(value_type) is Literal:
-        choices = cast("tuple[object, ...]", get_args(value_type))
-        # `is` on the type keeps 0 from being False.
-        if any(value == choice and type(value) is type(choice) for choice in choices):
-            return value
-        raise _WrongError(key, _one_of(value, choices))
-    try:
-        return msgspec.convert(value, cast("type[object]", value_type))
-    except msgspec.ValidationError as error:
-        wanted = str(error).replace("`", "")
-        raise _WrongError(key, wanted[:1].lower() + wanted[1:]) from None
-
-
-def _one_of(value: object, choices: tuple[object, ...]) -> str:
-    listed = " or ".join(_shown(choice) for choice in choices)
-    return f"must be {listed}{_suggestion(str(value), [str(c) for c in choices])}"
-
-
-def _reject_unknown(table: _Document, section_type: type[msgspec.Struct], prefix: str) -> None:
-    known = section_type.__struct_fields__
-    for name in table:
-        if name not in known:
-            hint = _suggestion(name, list(known)) or f"; known here: {', '.join(known)}"
-            raise _WrongError(f"{prefix}{name}", f"is no known key{hint}")
-
-
-def _suggestion(word: str, choices: list[str]) -> str:
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _error(problem: Problem, document: _Document, text: str, path: str) -> ConfigError:
-    line = line_of(text, problem.key)
-    place = f"{path}:{line}" if line is not None else path
-    found, value = _lookup(document, problem.key)
-    shown = f" = {_shown(value)}" if found and not isinstance(value, dict) else ""
-    return ConfigError(f"{place}: {problem.key}{shown}: {problem.wanted}")
-
-
-def _lookup(document: _Document, key: str) -> tuple[bool, object]:
-    here: Any = document
-    try:
-        for part in key.replace("[", ".").replace("]", "").split("."):
-            here = here[int(part) if part.isdigit() else part]
-    except (IndexError, KeyError, TypeError):
-        return False, None
-    return True, here
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = f'"{value}"' if isinstance(value, str) else str(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return read_text(text, JobConfig, problems, path=path)
