@@ -110,7 +110,7 @@ class Result(_Object, frozen=True, kw_only=True):
 
 
 class Artifact(_Object, frozen=True, kw_only=True):
-    """`artifact`: a file that was looked at, with or without findings."""
+    """`artifact`: a file that was looked at, with or without findings; each once."""
 
     location: ArtifactLocation
 
@@ -136,12 +136,13 @@ def render_sarif(files: Sequence[FileFindings], *, version: str) -> str:
     """The document; `version` is that of ResiHP."""
     codes = sorted({finding.code for file in files for finding in file.diagnostics})
     rule_index = {code: index for index, code in enumerate(codes)}
+    paths = dict.fromkeys(file.path for file in files)
     run = Run(
         column_kind="unicodeCodePoints",
         tool=Tool(
             driver=Driver(name="resihp", semantic_version=version, rules=[_rule(c) for c in codes])
         ),
-        artifacts=[Artifact(location=_artifact(file.path)) for file in files],
+        artifacts=[Artifact(location=_artifact(path)) for path in paths],
         results=[result for file in files for result in _results(file, rule_index)],
     )
     document = msgspec.json.encode(Log(runs=[run]))
