@@ -1,0 +1,78 @@
+"""Costs fitted to measurements: least squares of alpha * N + beta * sum(l^2), residuals told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resihp.compiler.costs import Lengths, OpCost
+from resihp.errors import UserError
+
+__all__ = ["Fit", "fit"]
+
+
+class Fit(NamedTuple):
+    """Coefficients and how well they explain what was measured."""
+
+    cost: OpCost
+    num_samples: int
+    rms_error_s: float
+    """Root of the mean squared residual."""
+    mean_relative_error: float
+    """Mean of |residual| / measured."""
+    explained: float
+    """R^2: 1 minus the residual's share of the variance; 1 where nothing varies."""
+
+
+def fit(lengths: Sequence[Lengths], seconds: Sequence[float], *, attention: bool = True) -> Fit:
+    """The non-negative alpha and beta that fit best; `attention` False leaves beta out (for W).
+
+    Raises UserError for fewer samples than coefficients, or times that are not positive.
+    """
+    assert len(lengths) == len(seconds)
+    if len(lengths) < 1 + attention:
+        raise UserError(f"{len(lengths)} samples are too few to fit {1 + attention} coefficients")
+    measured_s = np.asarray(seconds, dtype=np.float64)
+    if not bool(np.all(np.isfinite(measured_s) & (measured_s > 0))):
+        raise UserError("measured times must be positive numbers of seconds")
+    features = np.asarray(lengths, dtype=np.float64)
+    if not attention:
+        features = features[:, :1]
+    coefficients = _non_negative(features, measured_s)
+    predicted_s = features @ coefficients
+    residual_s = measured_s - predicted_s
+    spread = float(np.sum((measured_s - measured_s.mean()) ** 2))
+    alpha, beta = float(coefficients[0]), float(coefficients[1]) if attention else 0.0
+    return Fit(
+        cost=OpCost(alpha, beta),
+        num_samples=len(lengths),
+        rms_error_s=float(np.sqrt(np.mean(residual_s**2))),
+        mean_relative_error=float(np.mean(np.abs(residual_s) / measured_s)),
+        explained=1.0 - float(np.sum(residual_s**2)) / spread if spread else 1.0,
+    )
+
+
+def _non_negative(
+    features: NDArray[np.float64], target: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Least squares with coefficients of at least 0; exact for one or two of them."""
+    scale = np.abs(features).max(axis=0)
+    scale[scale == 0] = 1.0
+    solution: NDArray[np.float64] = np.linalg.lstsq(features / scale, target, rcond=None)[0]
+    solution = solution / scale
+    if np.all(solution >= 0):
+        return solution
+    best = np.zeros(features.shape[1])
+    error = float(np.sum(target**2))
+    for column in range(features.shape[1]):
+        values = features[:, column]
+        squares = float(values @ values)
+        alone = max(0.0, float(values @ target) / squares) if squares else 0.0
+        left = float(np.sum((target - alone * values) ** 2))
+        if left < error:
+            best = np.zeros(features.shape[1])
+            best[column], error = alone, left
+    return best
