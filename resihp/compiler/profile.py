@@ -61,8 +61,7 @@ def _non_negative(
     """Least squares with coefficients of at least 0; exact for one or two of them."""
     scale = np.abs(features).max(axis=0)
     scale[scale == 0] = 1.0
-    solution: NDArray[np.float64] = np.linalg.lstsq(features / scale, target, rcond=None)[0]
-    solution = solution / scale
+    solution: NDArray[np.float64] = np.linalg.pinv(features / scale) @ target / scale
     if np.all(solution >= 0):
         return solution
     best = np.zeros(features.shape[1])

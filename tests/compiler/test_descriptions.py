@@ -175,8 +175,8 @@ def test_a_cluster_file_reads_as_it_is_written():
 
 def test_a_wrong_key_of_a_cluster_file_is_named_with_its_line():
     """`nics` is not a key."""
+    text = CLUSTER_TOML.replace("gpus_per_node = 4", "nics = 4")
     with pytest.raises(ConfigError, match=r"two\.toml:5: cluster\.nics.*nics_per_node"):
-        text = CLUSTER_TOML.replace("gpus_per_node = 4", "nics = 4")
         read_text(text, Cluster, lambda _: (), path="two.toml")
 
 
