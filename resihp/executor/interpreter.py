@@ -28,8 +28,8 @@ from resihp.executor.state import TrainState
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.transport import Tag, Transport
 from resihp.executor.vote import Contribution, Voter, squared_norms
-from resihp.ir.expand import Program, ProgramInstr
 from resihp.ir.model import Op
+from resihp.ir.program import Program, ProgramInstr
 from resihp.wire.messages import StepRecord
 
 __all__ = ["Interpreter"]
@@ -96,6 +96,8 @@ class Interpreter:
             Op.GATHER_ACT: self._gather,
             Op.GATHER_GRAD: self._gather,
             Op.REDUCE_GRADS: self._reduce,
+            Op.GATHER_PARAMS: self._whole_already,
+            Op.FREE_PARAMS: self._whole_already,
             Op.STEP: self._step,
         }
 
@@ -182,6 +184,9 @@ class Interpreter:
         """B and W fused. The gradient for the previous stage is sent before W has run."""
         self._backward_input(instr)
         self._backward_weight(instr)
+
+    def _whole_already(self, instr: ProgramInstr) -> None:
+        """Data parallelism shards no parameters here: nothing to gather or to free."""
 
     # --- point to point
 

@@ -19,8 +19,8 @@ from resihp.executor.flat import split_flat
 from resihp.executor.gradients import GradientTree, Node, tree_sum
 from resihp.executor.groups import Communicator
 from resihp.executor.shards import shard_dim, slice_of
-from resihp.ir.expand import Program
 from resihp.ir.model import Op, Plan
+from resihp.ir.program import Program
 
 __all__ = ["ReduceGroup", "Reducer", "hosted_nodes", "reduce_groups", "run_by"]
 
@@ -33,10 +33,10 @@ class ReduceGroup(NamedTuple):
     ranks: tuple[int, ...]
 
 
-def reduce_groups(plan: Plan, stage: int) -> list[ReduceGroup]:
-    """Every reduction group of a stage, in order of chunk."""
+def reduce_groups(plan: Plan, pp: int) -> list[ReduceGroup]:
+    """Every reduction group at position `pp` of the pipeline, in order of chunk."""
     groups = sorted(
-        (group for group in plan.groups if group.pp == stage), key=lambda group: group.replica
+        (group for group in plan.groups if group.pp == pp), key=lambda group: group.replica
     )
     num_chunks = max(group.tp for group in groups)
     return [
@@ -81,7 +81,7 @@ class Reducer:
         self._program = program
         self._groups = {
             group.chunk: group
-            for group in reduce_groups(plan, program.stage)
+            for group in reduce_groups(plan, program.group.pp)
             if group.chunk in communicators
         }
         self._communicators = communicators

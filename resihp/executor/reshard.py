@@ -19,8 +19,8 @@ from resihp.executor.shards import local_shape, shard_dim, slice_of, tensor_name
 from resihp.executor.state import Holding
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.transport import STATE, Tag, Transport
-from resihp.ir.expand import Program
 from resihp.ir.model import Plan
+from resihp.ir.program import Program
 from resihp.ir.reshard import ShardMove, chunks_of_member, num_state_chunks, transfers
 
 __all__ = ["Resharding", "state_targets"]
@@ -118,7 +118,7 @@ class Resharding:
 
     def _empty(self, program: Program) -> Holding:
         config = self._job.model
-        names = tensor_names(config, program.layers.first, program.layers.last)
+        names = tensor_names(config, *program.sole_layers)
         # NaN, so that a piece that nobody filled in can never pass for state.
         parameters, exp_avg, exp_avg_sq = (
             {

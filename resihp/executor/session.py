@@ -23,6 +23,7 @@ from resihp.executor.inject import Injector
 from resihp.executor.interpreter import Interpreter
 from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
 from resihp.executor.reshard import Resharding, state_targets
+from resihp.executor.runnable import check_runnable
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.shards import tensor_names
 from resihp.executor.stage import Stage
@@ -30,9 +31,10 @@ from resihp.executor.state import Holding, TrainState, initial_holding, shard_ha
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.transport import Transport
 from resihp.executor.vote import Voter
-from resihp.ir.expand import Program, expand
+from resihp.ir.expand import expand
 from resihp.ir.model import Op, Plan
 from resihp.ir.parser import parse
+from resihp.ir.program import Program
 from resihp.wire.messages import Deploy, Finished, Joined, Message, StepDone, StoreOpened
 from resihp.wire.timing import Timing
 
@@ -113,8 +115,9 @@ class Session:
     async def run(self) -> None:
         """Join the generation and run it to the end of the job."""
         deploy, state = self._deploy, self._state
-        state.adopt(deploy.base, deploy.commit)
         plan = parse(deploy.plan).plan
+        check_runnable(plan)
+        state.adopt(deploy.base, deploy.commit)
         program = expand(plan, self._rank) if self._rank in plan.active_ranks else None
         if program is None:
             await self._stand_by(plan)
@@ -129,8 +132,9 @@ class Session:
         state.prepare(deploy.generation, holding)
         self._send(Joined(generation=self.generation, hashes=hashes, moved_bytes=moved_bytes))
         self._log(
-            f"{program.group} member {program.tp_index} of {program.tp}, layers {program.layers}, "
-            f"from step {state.version}, {moved_bytes} bytes of state received"
+            f"{program.group} member {program.tp_index} of {program.tp}, "
+            f"layers {program.sole_layers}, from step {state.version}, "
+            f"{moved_bytes} bytes of state received"
         )
         await self.go
         state.go()
@@ -172,10 +176,9 @@ class Session:
         port = await self.store_port
         group = plan.group_of(self._rank)
         assert group is not None
+        pp = group.pp
         reductions = [
-            reduction
-            for reduction in reduce_groups(plan, program.stage)
-            if self._rank in reduction.ranks
+            reduction for reduction in reduce_groups(plan, pp) if self._rank in reduction.ranks
         ]
 
         def build() -> tuple[Communicator, Communicator, Communicator, dict[int, Communicator]]:
@@ -194,8 +197,7 @@ class Session:
             tp = factory.build(f"tp.{group.name}", group.ranks)
             gather = factory.build(f"gather.{group.name}", group.ranks)
             reduce = {
-                r.chunk: factory.build(f"reduce.pp{program.stage}.{r.chunk}", r.ranks)
-                for r in reductions
+                r.chunk: factory.build(f"reduce.pp{pp}.{r.chunk}", r.ranks) for r in reductions
             }
             return world, tp, gather, reduce
 
@@ -233,15 +235,15 @@ class Session:
         reduce: dict[int, Communicator],
     ) -> Interpreter:
         model, program = self._job.model, holding.program
-        mesh, batch = plan.mesh, plan.batch
-        stage = Stage(model, program.layers.first, program.layers.last, tp, holding.parameters)
+        mesh, batch, pp = plan.mesh, plan.batch, program.group.pp
+        stage = Stage(model, *program.sole_layers, tp, holding.parameters)
         nodes = {
             rank: hosted_nodes(run_by(expand(plan, rank)), mesh.dp, batch.microbatches)
             for group in plan.groups
-            if group.pp == program.stage
+            if group.pp == pp
             for rank in group.ranks
         }
-        first_replica = min(g.replica for g in plan.groups if g.pp == program.stage)
+        first_replica = min(g.replica for g in plan.groups if g.pp == pp)
         return Interpreter(
             program,
             stage,

@@ -20,7 +20,7 @@ from resihp.executor.flat import bytes_of
 from resihp.executor.init import initial_parameters
 from resihp.executor.llama import LlamaConfig
 from resihp.executor.shards import layer_of, shard_dim, slice_of, tensor_names
-from resihp.ir.expand import Program
+from resihp.ir.program import Program
 from resihp.ir.reshard import chunks_of_member
 from resihp.wire.messages import Commit, StepRecord
 
@@ -46,7 +46,7 @@ class Holding(NamedTuple):
 
 def initial_holding(job: JobConfig, program: Program) -> Holding:
     """The untrained shards of `program`'s layers; the same logical model in every layout."""
-    names = tensor_names(job.model, program.layers.first, program.layers.last)
+    names = tensor_names(job.model, *program.sole_layers)
     parameters = initial_parameters(
         job.model, names, job.job.seed, degree=program.tp, index=program.tp_index
     )
@@ -165,9 +165,10 @@ class TrainState:
 def shard_hashes(config: LlamaConfig, holding: Holding, num_chunks: int) -> dict[str, str]:
     """SHA-256 of parameters and moments, per layer and chunk, comparable between TP layouts."""
     program = holding.program
+    first, last = program.sole_layers
     chunks = chunks_of_member(program.tp_index, program.tp, num_chunks)
     hashes: dict[str, str] = {}
-    for layer in range(program.layers.first, program.layers.last + 1):
+    for layer in range(first, last + 1):
         names = sorted(name for name in holding.parameters if layer_of(config, name) == layer)
         whole = [name for name in names if shard_dim(name) is None]
         cut = [name for name in names if shard_dim(name) is not None]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resihp.ir.expand import Program, ProgramInstr
+from resihp.ir.program import Program, ProgramInstr
 
 __all__ = ["ListedInstr", "ListedTransfer", "Listing", "listing", "render_listing"]
 
@@ -57,8 +57,8 @@ def listing(program: Program, boundary_bytes: int) -> Listing:
         group=str(program.group),
         tp=program.tp,
         tp_index=program.tp_index,
-        layers=(program.layers.first, program.layers.last),
-        stage=program.stage,
+        layers=program.sole_layers,
+        stage=program.sole_stage,
         num_stages=program.num_stages,
         boundary_bytes=boundary_bytes,
         instrs=tuple(

@@ -12,8 +12,8 @@ from torch import Tensor
 from resihp.compiler import lower, spread_work
 from resihp.config import BatchConfig, JobConfig, JobSection, ModelConfig, ParallelConfig
 from resihp.executor.shards import local_shard, logical_shape, tensor_names
-from resihp.ir.expand import Program
 from resihp.ir.model import Batch, Group, LayerRange, Mesh, Plan, Reshard
+from resihp.ir.program import Program
 
 SMALL: ModelConfig = msgspec.structs.replace(
     TINY, hidden_size=16, num_key_value_heads=4, intermediate_size=24, vocab_size=258
@@ -85,5 +85,5 @@ def logical_tensors(seed: int, scale_by_magnitude: bool = False) -> dict[str, Te
 
 def shards_of(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the rank of `program` holds of the logical `tensors`."""
-    names = tensor_names(SMALL, program.layers.first, program.layers.last)
+    names = tensor_names(SMALL, *program.sole_layers)
     return {name: local_shard(name, tensors[name], program.tp, program.tp_index) for name in names}

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from resihp.executor.gradients import GradientTree
 from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
-from resihp.ir.expand import Program, expand
+from resihp.ir.expand import expand
 from resihp.ir.model import Plan
+from resihp.ir.program import Program
 
 FAR_S = 30.0
 

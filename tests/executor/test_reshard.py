@@ -22,8 +22,9 @@ from resihp.executor.reshard import Resharding, state_targets
 from resihp.executor.state import Holding, shard_hashes
 from resihp.executor.stream import ThreadStream
 from resihp.executor.transport import Tag, Transport
-from resihp.ir.expand import Program, expand
+from resihp.ir.expand import expand
 from resihp.ir.model import Batch, Group, GroupName, LayerRange, Mesh, Plan, Reshard
+from resihp.ir.program import Program
 
 KEY = b"k" * 32
 FAR_S = 30.0

@@ -12,8 +12,9 @@ from resihp.executor.adamw import AdamW
 from resihp.executor.init import initial_tensor
 from resihp.executor.shards import local_shard
 from resihp.executor.state import Holding, TrainState, clip_scale, initial_holding, shard_hashes
-from resihp.ir.expand import Program, expand
+from resihp.ir.expand import expand
 from resihp.ir.model import Plan
+from resihp.ir.program import Program
 from resihp.wire.messages import Commit, StepRecord
 
 PLAN = one_stage({0: 2, 1: 2}, 2, 2)

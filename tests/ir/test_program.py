@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from plan_build import make_plan
 
 from resihp.errors import UserError
-from resihp.ir.expand import Transfer, chunk_routes, expand
+from resihp.ir.expand import chunk_routes, expand
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import GroupName, Op, Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
+from resihp.ir.program import Transfer
 from resihp.ir.show import draw
 from resihp.ir.timeline import play
 from resihp.ir.verify import verify
@@ -63,7 +64,7 @@ def test_a_program_resolves_peers_chunks_and_homes():
     plan = make_plan(pp=2, dp=2, tp=2, degrees={GroupName(0, 0): 1}, gone={1: 0})
     program = expand(plan, 0)
     assert (program.group, program.tp, program.tp_index) == (GroupName(0, 0), 1, 0)
-    assert (program.layers, program.stage, program.num_stages) == ((0, 3), 0, 2)
+    assert (program.layers, program.stages, program.num_stages) == (((0, 3),), (0,), 2)
     send = next(i for i in program.instrs if i.op is Op.SEND_ACT and i.home == 1)
     assert send.transfers == (Transfer(2, 0, 2), Transfer(3, 1, 2))
     scatter = next(i for i in program.instrs if i.op is Op.SCATTER_ACT)

@@ -1,0 +1,38 @@
+"""What of the plan language this executor runs. The rest is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from resihp.errors import UserError
+from resihp.ir.model import Level, Load, Plan
+
+__all__ = ["check_runnable"]
+
+
+def check_runnable(plan: Plan) -> None:
+    """Raise `UserError` if `plan` needs what this executor cannot do yet."""
+    reason = next(_reasons(plan), None)
+    if reason is not None:
+        raise UserError(f"this executor does not run such plans yet: {reason}")
+
+
+def _reasons(plan: Plan) -> Iterator[str]:
+    if plan.level is not Level.PLAN:
+        yield f"it is a {plan.level}, which `resihp lower` makes a plan"
+    for group in plan.groups:
+        if len(group.layers) != 1:
+            yield f"{group.name} runs {len(group.layers)} stages"
+    for stream in plan.streams:
+        where = f"at position {stream.pp} of the pipeline"
+        for instr in stream.body:
+            if instr.paired:
+                yield f"`{instr.op.mnemonic} {instr.microbatch}` {where} is half of a pair"
+            if instr.peer is not None and any(home != instr.peer for home in stream.replicas):
+                yield (
+                    f"`{instr.op.mnemonic} {instr.microbatch}` {where} goes to or comes from "
+                    f"replica {instr.peer}"
+                )
+    for line in plan.reconfigure:
+        if isinstance(line, Load):
+            yield f"{line.target} loads layers {line.layers} from a saved version"

@@ -1,0 +1,81 @@
+"""Plans of the language that this executor does not run are refused in words."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from resihp.compiler import initial_plan
+from resihp.errors import UserError
+from resihp.executor.runnable import check_runnable
+from resihp.ir.model import (
+    Batch,
+    GroupName,
+    Instr,
+    LayerRange,
+    Level,
+    Load,
+    Mesh,
+    ModelShape,
+    Move,
+    Op,
+    Plan,
+)
+
+SHAPE = ModelShape(name="tiny", layers=4, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=128)
+PLAN = initial_plan(
+    SHAPE,
+    Mesh(tp=1, pp=2, dp=2),
+    Batch(microbatches=2, tokens=16),
+    schedule="1f1b",
+    memory_bytes=None,
+)
+
+
+def with_first_instr(**changes) -> Plan:
+    first = PLAN.streams[0]
+    body = (msgspec.structs.replace(first.body[0], **changes), *first.body[1:])
+    streams = (msgspec.structs.replace(first, body=body), *PLAN.streams[1:])
+    return msgspec.structs.replace(PLAN, streams=streams)
+
+
+def with_two_stages() -> Plan:
+    group = PLAN.groups[0]
+    first, last = group.layers[0]
+    halves = (LayerRange(first, first), LayerRange(first + 1, last))
+    group = msgspec.structs.replace(group, layers=halves)
+    return msgspec.structs.replace(PLAN, groups=(group, *PLAN.groups[1:]))
+
+
+LOAD = Load(layers=LayerRange(0, 0), step=3, target=GroupName(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (with_two_stages(), "dp0.pp0 runs 2 stages"),
+        (with_first_instr(paired=True), "`F 0` at position 0 of the pipeline is half of a pair"),
+        (with_first_instr(op=Op.SEND_ACT, peer=1), "goes to or comes from replica 1"),
+        (msgspec.structs.replace(PLAN, reconfigure=(LOAD,)), "loads layers 0..0"),
+        (msgspec.structs.replace(PLAN, level=Level.SCHEDULE), "it is a schedule"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused(plan: Plan, reason: str):
+    """The user's plan, not our bug: the message says what stands in the way."""
+    with pytest.raises(UserError, match="this executor does not run such plans yet") as caught:
+        check_runnable(plan)
+    assert reason in str(caught.value)
+
+
+def test_plans_of_the_compiler_run():
+    """Also with whole shards handed on, parameters that are gathered, and spelled defaults."""
+    check_runnable(PLAN)
+    move = Move(layers=LayerRange(0, 0), source=1, target=0)
+    check_runnable(msgspec.structs.replace(PLAN, reconfigure=(move,)))
+    stream = PLAN.streams[0]
+    body = tuple(
+        msgspec.structs.replace(instr, peer=0) if instr.op.is_transfer else instr
+        for instr in (Instr(Op.GATHER_PARAMS), *stream.body)
+    )
+    one = msgspec.structs.replace(stream, replicas=(0,), body=body)
+    check_runnable(msgspec.structs.replace(PLAN, streams=(one,)))
