@@ -59,19 +59,38 @@ def _non_negative(
     features: NDArray[np.float64], target: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Least squares with coefficients of at least 0; exact for one or two of them."""
+    num_columns = features.shape[1]
+    best, error = np.zeros(num_columns), float(target @ target)
+    candidates = [_along(features, target, column) for column in range(num_columns)]
+    if num_columns == 2:
+        candidates.append(_both(features, target))
+    for candidate in candidates:
+        residual = target - features @ candidate
+        squares = float(residual @ residual)
+        if np.all(candidate >= 0) and squares < error:
+            best, error = candidate, squares
+    return best
+
+
+def _along(
+    features: NDArray[np.float64], target: NDArray[np.float64], column: int
+) -> NDArray[np.float64]:
+    """The best solution with one coefficient."""
+    values = features[:, column]
+    squares = float(values @ values)
+    solution = np.zeros(features.shape[1])
+    solution[column] = float(values @ target) / squares if squares else 0.0
+    return solution
+
+
+def _both(features: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The best solution with two coefficients; zeros where the columns are parallel."""
     scale = np.abs(features).max(axis=0)
     scale[scale == 0] = 1.0
-    solution: NDArray[np.float64] = np.linalg.pinv(features / scale) @ target / scale
-    if np.all(solution >= 0):
-        return solution
-    best = np.zeros(features.shape[1])
-    error = float(np.sum(target**2))
-    for column in range(features.shape[1]):
-        values = features[:, column]
-        squares = float(values @ values)
-        alone = max(0.0, float(values @ target) / squares) if squares else 0.0
-        left = float(np.sum((target - alone * values) ** 2))
-        if left < error:
-            best = np.zeros(features.shape[1])
-            best[column], error = alone, left
-    return best
+    first, second = (features / scale).T
+    a, b, c = float(first @ first), float(first @ second), float(second @ second)
+    determinant = a * c - b * b
+    if determinant <= 1e-12 * a * c:
+        return np.zeros(2)
+    p, q = float(first @ target), float(second @ target)
+    return np.array([c * p - b * q, a * q - b * p]) / determinant / scale
