@@ -1,0 +1,1 @@
+"""Who runs which micro-batch of which stage, and in which order."""

@@ -1,0 +1,258 @@
+"""The greedy player of pipelines, and the rules that move micro-batches between replicas."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resihp.compiler.planner.algorithm1 import progress_rule
+from resihp.compiler.planner.balance import balanced, homeless_placed, spread
+from resihp.compiler.planner.engine import Engine, Planned
+from resihp.compiler.planner.problem import Capacity, Chunks, Problem, Replica, total
+from resihp.compiler.schedules import schedule_order
+from resihp.ir.model import Op
+
+ROOMY = Capacity(free=10**9, activation=1, released=1, held=0)
+
+
+def replica(
+    num_stages: int,
+    chunks: tuple[int, int, int] = (100, 100, 100),
+    *,
+    slow: dict[int, float] | None = None,
+    dead: tuple[int, ...] = (),
+    edge: int = 0,
+    memory: Capacity = ROOMY,
+) -> Replica:
+    """Stages of equal cost, but the slow ones and the dead ones."""
+    slow = slow or {}
+    return Replica(
+        chunks=tuple(
+            None if s in dead else Chunks(*(round(ticks * slow.get(s, 1)) for ticks in chunks))
+            for s in range(num_stages)
+        ),
+        memory=tuple(None if s in dead else memory for s in range(num_stages)),
+        edges=(edge,) * (num_stages - 1),
+    )
+
+
+def problem(
+    rows: list[Replica], num_microbatches: int, *, split: bool = True, edge: int = 0
+) -> Problem:
+    """With the bounds of ZB-H1 where B and W are split, and of 1F1B where they are not."""
+    num_stages = len(rows[0].chunks)
+    in_flight = (num_stages,) * num_stages if split else tuple(range(num_stages, 0, -1))
+    return Problem(
+        replicas=tuple(rows),
+        num_microbatches=num_microbatches,
+        crossing=(2 * edge,) * (num_stages - 1),
+        split=split,
+        in_flight=in_flight,
+    )
+
+
+def random_problem(rng: random.Random) -> Problem:
+    """Up to four stages and five replicas, some slow, some without a stage, memory tight or not."""
+    num_stages, num_replicas = rng.randint(1, 4), rng.randint(1, 5)
+    kinds = [
+        replica(
+            num_stages,
+            (rng.randint(1, 9), rng.randint(1, 9), rng.randint(1, 9)),
+            slow={rng.randrange(num_stages): rng.choice((1, 1.5, 2))},
+            edge=rng.choice((0, 3)),
+            memory=rng.choice((ROOMY, Capacity(2 + 3 * num_stages, 3, 2, 1))),
+        )
+        for _ in range(2)
+    ]
+    rows = [rng.choice(kinds) for _ in range(num_replicas)]
+    for stage in range(num_stages):
+        if num_replicas > 1 and rng.random() < 0.3:
+            hit = rng.randrange(num_replicas)
+            rest = [d for d in range(num_replicas) if d != hit and rows[d].chunks[stage]]
+            if rest:
+                rows[hit] = Replica(
+                    (*rows[hit].chunks[:stage], None, *rows[hit].chunks[stage + 1 :]),
+                    (*rows[hit].memory[:stage], None, *rows[hit].memory[stage + 1 :]),
+                    rows[hit].edges,
+                )
+    return problem(
+        rows, rng.randint(1, 6), split=rng.random() < 0.5, edge=rng.choice((0, 2))
+    )._replace(in_flight=rng.choice((None, (2,) * num_stages)))
+
+
+def set_all_apart(given: Problem) -> Problem:
+    """The same problem with no two replicas equal: capacities that never matter differ."""
+
+    def row(index: int, one: Replica) -> Replica:
+        edges = (*one.edges, index)  # one more boundary, which no stage uses
+        return one._replace(edges=edges)
+
+    return given._replace(
+        replicas=tuple(row(index, one) for index, one in enumerate(given.replicas))
+    )
+
+
+def check_orders(given: Problem, planned: Planned) -> None:
+    """Each chunk runs once, F before B before W, on the replica that the placing names."""
+    seen: Counter[tuple[int, int, int, Op]] = Counter()
+    for d, stages in planned.orders.items():
+        for stage, order in enumerate(stages):
+            place: dict[tuple[int, int, Op], int] = {}
+            for index, (op, home, number) in enumerate(order):
+                item = (d if home < 0 else home, number)
+                assert planned.placing.get(item, {}).get(stage, item[0]) == d
+                seen[stage, *item, op] += 1
+                place[*item, op] = index
+            for (home, number, op), index in place.items():
+                before = {Op.B: Op.F, Op.BW: Op.F, Op.W: Op.B}.get(op)
+                assert before is None or place[home, number, before] < index
+    ops = (Op.F, Op.B, Op.W) if given.split else (Op.F, Op.BW)
+    assert seen == Counter(
+        (stage, home, number, op)
+        for stage in range(given.num_stages)
+        for home in range(len(given.replicas))
+        for number in range(given.num_microbatches)
+        for op in ops
+    )
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 7, 16])
+def test_a_healthy_pipeline_runs_1f1b(num_stages, num_microbatches):
+    """With 1F1B's bound the player finds 1F1B's order."""
+    rows = [replica(num_stages)] * 2
+    planned = Engine(problem(rows, num_microbatches, split=False), {}).run()
+    known = schedule_order("1f1b", num_stages, num_microbatches)
+    assert [[(op, number) for op, _, number in order] for order in planned.orders[1]] == [
+        [(work.op, work.microbatch) for work in order] for order in known
+    ]
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(2, 4), (4, 8), (8, 24)])
+def test_a_healthy_split_pipeline_is_as_fast_as_zb_h1(num_stages, num_microbatches):
+    """(p - 1)(F + B - W) of bubble at equal costs: one chunk less than a stage."""
+    planned = Engine(problem([replica(num_stages)], num_microbatches), {}).run()
+    assert planned.makespan == 100 * (3 * num_microbatches + num_stages - 1)
+
+
+@given(st.integers(0, 10**9))
+def test_every_play_runs_everything_once_and_in_order(seed):
+    """Whatever is slow, missing or tight."""
+    rng = random.Random(seed)
+    given = random_problem(rng)
+    placing = rng.choice((homeless_placed, balanced))(given)
+    rule = rng.choice((None, progress_rule(), progress_rule(1, guarded=False)))
+    planned = Engine(given, placing, rule).run()
+    assert planned.complete
+    check_orders(given, planned)
+
+
+@given(st.integers(0, 10**9))
+def test_classes_change_nothing_but_the_time_that_planning_takes(seed):
+    """Replicas that are alike, played as one or each for itself: the same orders."""
+    rng = random.Random(seed)
+    given = random_problem(rng)
+    placing = rng.choice((homeless_placed, balanced))(given)
+    together = Engine(given, placing).run()
+    apart = Engine(set_all_apart(given), placing).run()
+    assert together == apart
+
+
+def test_many_equal_replicas_are_played_once():
+    """128 healthy replicas share one order."""
+    planned = Engine(problem([replica(4)] * 128, 8), {}).run()
+    assert len({id(order) for order in planned.orders.values()}) == 1
+
+
+def test_the_work_of_a_lost_stage_goes_to_all_who_can_help():
+    """Eight micro-batches of a dead stage: four each for two peers."""
+    rows = [replica(2), replica(2, dead=(1,)), replica(2)]
+    placing = homeless_placed(problem(rows, 8))
+    assert Counter(stages[1] for stages in placing.values()) == {0: 4, 2: 4}
+    assert {home for home, _ in placing} == {1}
+
+
+def test_a_slow_worker_gives_away_until_more_would_not_help():
+    """Half speed, one peer: a third of the micro-batches evens it out."""
+    rows = [replica(3), replica(3, slow={1: 2.0})]
+    given = problem(rows, 12)
+    placing = balanced(given)
+    assert {stage for stages in placing.values() for stage in stages} == {1}
+    assert len(placing) == 4
+    without = Engine(given, {}).run().makespan
+    assert Engine(given, placing).run().makespan < 0.8 * without
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(1, 10))
+def test_the_balance_of_a_stage_is_the_best_there_is(costs, num_microbatches):
+    """No counts of micro-batches per worker have a smaller largest load."""
+    rows = [Replica((Chunks(cost, cost, cost),), (ROOMY,), ()) for cost in costs]
+    given = problem(rows, num_microbatches)
+    counts = [num_microbatches] * len(rows)
+    for (home, _), stages in balanced(given).items():
+        counts[home] -= 1
+        counts[stages[0]] += 1
+    largest = max(
+        count * total(chunks)
+        for count, row in zip(counts, rows, strict=True)
+        for chunks in row.chunks
+        if chunks is not None
+    )
+    # Below `largest` the workers together cannot take all micro-batches.
+    capacity = sum((largest - 1) // (3 * cost) for cost in costs)
+    assert capacity < num_microbatches * len(rows)
+
+
+def test_read_literally_the_rule_makes_a_plan_worse_than_none():
+    """What lags behind a slow stage is taken for slow as well (the cascade)."""
+    rows = [replica(16), replica(16, slow={3: 1.6}), replica(16), replica(16)]
+    given = problem(rows, 32)
+    none = Engine(given, {}).run()
+    literal = Engine(given, {}, progress_rule(1, guarded=False)).run()
+    guarded = Engine(given, {}, progress_rule(1)).run()
+    assert literal.makespan > none.makespan > guarded.makespan
+    assert literal.num_moved > 10 * guarded.num_moved
+
+
+def test_without_room_a_micro_batch_does_not_move():
+    """The receiver's memory holds its own work only."""
+    tight = Capacity(free=1, activation=1, released=1, held=0)
+    rows = [replica(1, memory=tight), replica(1, slow={0: 3.0})]
+    given = problem(rows, 4)._replace(in_flight=None)
+    planned = Engine(given, {}, progress_rule()).run()
+    assert planned.complete
+    assert max_live(given, planned, 0) <= 1
+
+
+def max_live(given: Problem, planned: Planned, d: int) -> int:
+    """Most bytes that replica `d` had in use at its first stage."""
+    sizes = given.replicas[d].memory[0]
+    assert sizes is not None
+    live = peak = 0
+    for op, _, _ in planned.orders[d][0]:
+        if op is Op.F:
+            live += sizes.activation
+        elif op is Op.B:
+            live += sizes.held
+        peak = max(peak, live)
+        if op is Op.B:
+            live -= sizes.released
+        elif op is Op.W:
+            live -= sizes.activation - sizes.released + sizes.held
+    return peak
+
+
+@given(st.integers(1, 40), st.data())
+def test_spread_numbers_are_distinct_and_even(size, data):
+    """Neighbours are as far from each other as others, but for rounding."""
+    count = data.draw(st.integers(1, size))
+    numbers = spread(size, count)
+    assert len(set(numbers)) == count
+    assert all(0 <= number < size for number in numbers)
+    gaps = [after - before for before, after in pairwise(numbers)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
