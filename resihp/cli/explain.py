@@ -74,6 +74,7 @@ def _findings(example: Example) -> str:
     """The findings of the bad example, made on the spot."""
     from resihp.cli.plan_files import parse_text
     from resihp.compiler.facts import facts_of
+    from resihp.ir.lint import lint
     from resihp.ir.parser import parse
     from resihp.ir.render import render_text
     from resihp.ir.verify import verify
@@ -83,4 +84,7 @@ def _findings(example: Example) -> str:
     if isinstance(parsed, tuple):
         return render_text(parsed, example.bad, path)
     previous = None if example.previous is None else parse(example.previous).plan
-    return render_text(verify(parsed, previous=previous, facts=facts_of), example.bad, path)
+    found = verify(parsed, previous=previous, facts=facts_of)
+    if example.code.startswith("RHP9"):
+        found += lint(parsed)
+    return render_text(found, example.bad, path)

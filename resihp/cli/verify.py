@@ -41,14 +41,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text (default); json for programs; github for annotations in GitHub Actions; sarif "
         "for code scanners",
     )
+    parser.add_argument(
+        "--lint",
+        action="store_true",
+        help="also warn of what plans without errors waste: idle ranks, imbalance, receives far "
+        "too early or too late, needless work (RHP9xx)",
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     parser.epilog = (
-        "Exit status: 0 no errors, 1 findings, 2 wrong use or unreadable file. "
+        "Exit status: 0 no errors, 1 errors, 2 wrong use or unreadable file. "
         "`resihp explain CODE` tells what a finding is about."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify each file; 1 if any has errors."""
+    """Verify each file; 1 if any has errors, or with `--strict` warnings."""
     from resihp.ir.diagnostics import FileFindings
     from resihp.ir.parser import normalise
     from resihp.ir.verify import check_transport, has_errors
@@ -60,14 +67,15 @@ def run(args: argparse.Namespace) -> int:
     files: list[FileFindings] = []
     for path in args.files:
         text = read_text(path)
-        found = tuple(_findings(text, path, previous, args.transport))
+        found = tuple(_findings(text, path, previous, args.transport, lint=args.lint))
         file = FileFindings(path=_shown(path, args.format), text=normalise(text), diagnostics=found)
         files.append(file)
         if args.format == "text":
             _print(file)
     if args.format != "text":
         print(_rendered(files, args.format), end="")
-    return 1 if any(has_errors(file.diagnostics) for file in files) else 0
+    refused = any if args.strict else has_errors
+    return 1 if any(refused(file.diagnostics) for file in files) else 0
 
 
 def _shown(path: str, form: str) -> str:
@@ -103,9 +111,11 @@ def _read_previous(path: str) -> Plan:
     return parse(read_text(path), path=name_of_file(path)).plan
 
 
-def _findings(text: str, path: str, previous: Plan | None, transport: str) -> Sequence[Diagnostic]:
+def _findings(
+    text: str, path: str, previous: Plan | None, transport: str, *, lint: bool
+) -> Sequence[Diagnostic]:
     from resihp.compiler.facts import facts_of
-    from resihp.ir.verify import verify
+    from resihp.ir.verify import has_errors, verify
 
     parsed = parse_text(text, path)
     if isinstance(parsed, tuple):
@@ -115,7 +125,12 @@ def _findings(text: str, path: str, previous: Plan | None, transport: str) -> Se
             f"{name_of_file(path)}: note: the reconfigure block is not checked without --previous",
             file=sys.stderr,
         )
-    return verify(parsed, previous=previous, facts=facts_of, transport=transport)
+    found = verify(parsed, previous=previous, facts=facts_of, transport=transport)
+    if not lint or has_errors(found):
+        return found
+    from resihp.ir.lint import lint as warnings_of
+
+    return [*found, *warnings_of(parsed, transport=transport)]
 
 
 def _print(file: FileFindings) -> None:

@@ -371,6 +371,40 @@ CODES: dict[str, Code] = {
         "Shards would be cut by other sizes and the global batch would change in the middle "
         "of a run.",
     ),
+    # --- lint -------------------------------------------------------------------------------
+    "RHP901": Code(
+        "idle healthy rank",
+        "Standby ranks are enough to double the TP degree of a group that has fewer ranks than "
+        "the mesh's `tp`; or a group computes nothing.",
+        "The job runs slower than its healthy devices allow.",
+    ),
+    "RHP902": Code(
+        "imbalance",
+        "A group computes more than 1.25 times the mean of the other groups, counted as units of "
+        "F, B and W times layers (the head as layers of as many parameters), divided by the TP "
+        "degree; and one micro-batch on another replica, or one layer in the stage next to it, "
+        "would help.",
+        "The iteration takes as long as the busiest group: the others wait for it.",
+    ),
+    "RHP903": Code(
+        "receive far too early",
+        "Under `edge` a receive stands more computes before its use than the group has for two "
+        "micro-batches, though the order of its channel does not ask for it.",
+        "The buffer is held all the while, and the memory is missing elsewhere; the transfer is "
+        "no earlier for it.",
+    ),
+    "RHP905": Code(
+        "exchanged micro-batches",
+        "At one stage a replica runs micro-batches of another one, which runs some of the first "
+        "one's. The two migrations cancel.",
+        "The work of both stays the same, and activations may have to change replicas for it.",
+    ),
+    "RHP906": Code(
+        "cut into one chunk",
+        "A tensor between two groups of one rank is scattered and gathered: max(1, 1) is one "
+        "chunk. (Between equal degrees above 1 a cut is a choice.)",
+        "The tensor is copied twice for nothing.",
+    ),
 }
 
 

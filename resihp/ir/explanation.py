@@ -26,6 +26,7 @@ AREAS = {
     "6": "memory",
     "7": "gradients",
     "8": "adaptation",
+    "9": "lint (warnings; `resihp verify --lint`)",
 }
 """What the hundreds of a code say, in the order in which the verifier works."""
 

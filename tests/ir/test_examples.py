@@ -13,6 +13,7 @@ from resihp.compiler.facts import facts_of
 from resihp.errors import PlanSyntaxError
 from resihp.ir.codes import CODES
 from resihp.ir.explanation import AREAS, change, example_of, list_codes
+from resihp.ir.lint import lint
 from resihp.ir.parser import parse
 from resihp.ir.printer import format_text
 from resihp.ir.verify import verify
@@ -20,14 +21,17 @@ from resihp.ir.verify import verify
 FOLDER = resources.files("resihp.ir").joinpath("examples")
 
 
-def codes_of(text, previous):
-    """The codes that `resihp verify` reports."""
+def codes_of(text, previous, *, code=""):
+    """The codes that `resihp verify` reports, with `--lint` if `code` is a warning."""
     before = None if previous is None else parse(previous).plan
     try:
         parsed = parse(text)
     except PlanSyntaxError as error:
         return {finding.code for finding in error.diagnostics}
-    return {finding.code for finding in verify(parsed, previous=before, facts=facts_of)}
+    findings = verify(parsed, previous=before, facts=facts_of)
+    if code.startswith("RHP9"):
+        findings += lint(parsed)
+    return {finding.code for finding in findings}
 
 
 def test_the_folder_holds_the_examples_of_all_codes_and_no_others():
@@ -43,14 +47,14 @@ def test_the_folder_holds_the_examples_of_all_codes_and_no_others():
 def test_the_bad_example_has_exactly_its_code(code):
     """No companions: what is explained is what the reader sees."""
     example = example_of(code)
-    assert codes_of(example.bad, example.previous) == {code}
+    assert codes_of(example.bad, example.previous, code=code) == {code}
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_the_good_example_is_clean_and_canonical(code):
     """It verifies without findings, as does the plan before, and `fmt` leaves it alone."""
     example = example_of(code)
-    assert codes_of(example.good, example.previous) == set()
+    assert codes_of(example.good, example.previous, code=code) == set()
     assert format_text(parse(example.good)) == example.good
     if example.previous is not None:
         assert codes_of(example.previous, None) == set()

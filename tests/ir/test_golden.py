@@ -10,6 +10,7 @@ from resihp.compiler.facts import facts_of
 from resihp.errors import PlanSyntaxError
 from resihp.ir.codes import CODES
 from resihp.ir.explanation import example_of
+from resihp.ir.lint import lint
 from resihp.ir.parser import parse
 from resihp.ir.render import render_text
 from resihp.ir.verify import verify
@@ -19,10 +20,12 @@ PLANS = sorted(path.stem for path in FOLDER.glob("*.plan") if ".previous" not in
 
 
 def rendered(text, previous, path):
-    """What `resihp verify` prints about a plan."""
+    """What `resihp verify` prints about a plan, with `--lint` for the example of a warning."""
     before = None if previous is None else parse(previous).plan
     try:
         findings = verify(parse(text), previous=before, facts=facts_of)
+        if path.startswith("RHP9"):
+            findings += lint(parse(text))
     except PlanSyntaxError as error:
         findings = error.diagnostics
     return render_text(findings, text, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from resihp.ir.diagnostics import Diagnostic, Related, Span
+from resihp.ir.diagnostics import Diagnostic, Related, Severity, Span
 from resihp.ir.statements import spell_numbers
 
 __all__ = ["Findings", "listed"]
@@ -15,9 +15,10 @@ _Key = tuple[str, Span, tuple[Span, ...], object]
 
 
 class Findings:
-    """Findings of one verification."""
+    """Findings of one verification, all of the same severity."""
 
-    def __init__(self) -> None:
+    def __init__(self, severity: Severity = Severity.ERROR) -> None:
+        self._severity = severity
         self.alike: Mapping[int, tuple[int, ...]] = {}
         """Replicas that each replica stands for."""
         self._found: dict[_Key, Diagnostic] = {}
@@ -43,7 +44,12 @@ class Findings:
         key = code, span, tuple(place.span for place in related), detail
         if key not in self._found:
             self._found[key] = Diagnostic(
-                code=code, message=message, span=span, related=related, hint=hint
+                code=code,
+                message=message,
+                span=span,
+                severity=self._severity,
+                related=related,
+                hint=hint,
             )
         if replica is not None:
             self._replicas.setdefault(key, []).extend(self.alike.get(replica, (replica,)))

@@ -1,0 +1,51 @@
+"""RHP905: replicas that run each other's micro-batches, a migration that cancels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from resihp.ir.diagnostics import Related
+from resihp.ir.lanes import Lane
+from resihp.ir.lint.view import Item, View
+from resihp.ir.model import Op
+from resihp.ir.verify.findings import Findings
+
+__all__ = ["check_exchange"]
+
+
+def check_exchange(view: View, findings: Findings) -> None:
+    """One finding per pair of replicas, at the first stage where they exchange."""
+    away: dict[tuple[int, int, int], list[tuple[Lane, Item]]] = defaultdict(list)
+    """(stage, who runs them, their home) -> forwards of micro-batches that are not at home."""
+    for lane in view.lanes.values():
+        for item in view.items(lane):
+            home = item.key.micro_batch.home
+            if item.key.op is Op.F and home != lane.name.replica:
+                away[item.key.stage, lane.name.replica, home].append((lane, item))
+    for (stage, replica, home), here in sorted(away.items(), key=lambda entry: entry[0]):
+        there = away.get((stage, home, replica), ())
+        if replica < home and there:
+            _report(view, here, list(there), findings)
+
+
+def _report(
+    view: View,
+    here: list[tuple[Lane, Item]],
+    there: list[tuple[Lane, Item]],
+    findings: Findings,
+) -> None:
+    (lane, item), (other, its) = here[0], there[0]
+    replicas = lane.name.replica, other.name.replica
+    number = min(len(here), len(there))
+    times = "" if number == 1 else f" ({number} times over)"
+    findings.add(
+        "RHP905",
+        view.span(lane, item.position),
+        f"replicas {replicas[0]} and {replicas[1]} run each other's micro-batches at stage "
+        f"{item.key.stage}{times}: the migration cancels",
+        related=(
+            Related(f"{view.text(other, its)} of {other.name}", view.span(other, its.position)),
+        ),
+        hint="let each run its own: the work stays the same and no activation changes replica",
+        detail=replicas,
+    )

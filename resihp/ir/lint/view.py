@@ -1,0 +1,82 @@
+"""A plan as the lints look at it: every instruction of every lane with its stage and tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from resihp.ir.diagnostics import Span
+from resihp.ir.lanes import EDGES, Lane, MicroBatch, alike, lanes_of, name_of
+from resihp.ir.model import GroupName, Instr, Op, Plan
+from resihp.ir.placement import Placement, placement_of
+from resihp.ir.source import Parsed
+
+__all__ = ["Item", "Key", "View", "view_of"]
+
+
+class Key(NamedTuple):
+    """An instruction by what it is about."""
+
+    op: Op
+    stage: int
+    micro_batch: MicroBatch
+
+
+class Item(NamedTuple):
+    """An instruction about a micro-batch, with its number in its stream."""
+
+    position: int
+    key: Key
+    instr: Instr
+
+
+class View(NamedTuple):
+    """A plan without errors, one lane for all replicas that do the same."""
+
+    parsed: Parsed
+    placement: Placement
+    alike: Mapping[int, tuple[int, ...]]
+    """Replicas that each replica stands for."""
+    lanes: Mapping[GroupName, Lane]
+
+    @property
+    def plan(self) -> Plan:
+        """What is looked at."""
+        return self.parsed.plan
+
+    def items(self, lane: Lane) -> Iterator[Item]:
+        """The instructions of `lane` that are about a micro-batch, in order."""
+        for index, (instr, micro_batch) in enumerate(
+            zip(lane.body, lane.micro_batches, strict=True)
+        ):
+            stage = self.placement.stage_of(lane.name.pp, instr)
+            if micro_batch is not None and stage is not None:
+                yield Item(index, Key(instr.op, stage, micro_batch), instr)
+
+    def span(self, lane: Lane, index: int) -> Span:
+        """Place of an instruction."""
+        return self.parsed.streams[lane.stream].span(index)
+
+    def line(self, lane: Lane, index: int) -> int:
+        """Line of an instruction."""
+        return self.span(lane, index).line
+
+    def far_end(self, lane: Lane, item: Item) -> GroupName:
+        """The group at the other end of a send or receive."""
+        edge = next(edge for edge in EDGES if item.instr.op in (edge.send, edge.recv))
+        step = edge.stage_step if item.instr.op is edge.send else -edge.stage_step
+        replica = lane.name.replica if item.instr.peer is None else item.instr.peer
+        return GroupName(replica, self.placement.pp[item.key.stage + step])
+
+    def text(self, lane: Lane, item: Item) -> str:
+        """The instruction as it reads in its stream, without its peer."""
+        several = len(self.placement.stages[lane.name.pp]) > 1
+        stage = f"[{item.key.stage}]" if several else ""
+        number = name_of(item.key.micro_batch, lane.name.replica)
+        return f"`{item.instr.op.mnemonic}{stage} {number}`"
+
+
+def view_of(parsed: Parsed) -> View:
+    """The lanes of a plan."""
+    groups = alike(parsed.plan)
+    return View(parsed, placement_of(parsed.plan), groups, lanes_of(parsed.plan, groups))
