@@ -1,0 +1,85 @@
+"""What a tensor takes from one TP group to another, and gradients between replicas.
+
+Whole tensors go from member to member. A tensor that is cut crosses once in all, each chunk on its
+own pair, and the receivers gather it over the links of their node (section 7 of the paper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from resihp.compiler.cluster import Cluster, Health
+
+__all__ = ["Crossing", "crossing", "reduce_seconds"]
+
+
+class Crossing(NamedTuple):
+    """The faster of both ways."""
+
+    seconds: float
+    cut: bool
+
+
+def crossing(
+    cluster: Cluster,
+    health: Health,
+    sender: Sequence[int],
+    receiver: Sequence[int],
+    num_bytes: float,
+    *,
+    cut: bool | None = None,
+) -> Crossing:
+    """Time of a tensor of `num_bytes` from the ranks `sender` to the ranks `receiver`.
+
+    `cut` forces the way; groups of unequal degree have no choice.
+    """
+    num_chunks = max(len(sender), len(receiver))
+    ways: list[Crossing] = []
+    if len(sender) == len(receiver) and (cut is not True or num_chunks == 1):
+        seconds = _transfer(cluster, health, sender, receiver, num_bytes, len(sender))
+        ways.append(Crossing(seconds, cut=False))
+    if num_chunks > 1 and (cut is not False or not ways):
+        seconds = _transfer(cluster, health, sender, receiver, num_bytes / num_chunks, num_chunks)
+        seconds += _gather(cluster, len(receiver), num_bytes)
+        ways.append(Crossing(seconds, cut=True))
+    return min(ways)
+
+
+def _transfer(
+    cluster: Cluster,
+    health: Health,
+    sender: Sequence[int],
+    receiver: Sequence[int],
+    num_bytes: float,
+    num_messages: int,
+) -> float:
+    """Of `num_messages` messages at once, each of `num_bytes`."""
+    here, there = cluster.node_of(sender[0]), cluster.node_of(receiver[0])
+    if here == there:
+        busiest = num_messages // min(len(sender), len(receiver))
+        return cluster.intra_node.seconds(num_bytes * busiest)
+    per_adapter = -(-num_messages // cluster.cluster.nics_per_node)
+    seconds = cluster.inter_node.seconds(num_bytes * per_adapter)
+    slow = health.link(here, there)
+    return seconds if slow is None else seconds * slow.factor + slow.delay_s
+
+
+def _gather(cluster: Cluster, degree: int, num_bytes: float) -> float:
+    """A ring all-gather of a tensor inside a group."""
+    if degree == 1:
+        return 0.0
+    link = cluster.intra_node
+    return (degree - 1) * link.seconds(num_bytes / degree)
+
+
+def reduce_seconds(cluster: Cluster, num_replicas: int, num_bytes: float, per_node: int) -> float:
+    """A ring all-reduce of `num_bytes` per rank over replicas on different nodes.
+
+    `per_node` ranks of a node do this at once and share its adapters.
+    """
+    if num_replicas == 1:
+        return 0.0
+    link, steps = cluster.inter_node, 2 * (num_replicas - 1)
+    share = max(1.0, per_node / cluster.cluster.nics_per_node)
+    return steps * link.seconds(num_bytes * share / num_replicas)
