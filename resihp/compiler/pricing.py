@@ -1,0 +1,57 @@
+"""Seconds of everything in a plan: compute by group and lengths, tensors by the pair of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resihp.compiler.cluster import Cluster, Health
+from resihp.compiler.costs import CostModel, Lengths, StageCost
+from resihp.compiler.links import Crossing, crossing, reduce_seconds
+from resihp.ir.model import Group, LayerRange, ModelShape, Op
+
+__all__ = ["Pricing"]
+
+
+class Pricing:
+    """Prices of one job in one state of health. Answers are kept, so equal groups cost one look."""
+
+    def __init__(
+        self, shape: ModelShape, costs: CostModel, cluster: Cluster, health: Health
+    ) -> None:
+        self.shape = shape
+        self.costs = costs
+        self.cluster = cluster
+        self.health = health
+        self._stages: dict[tuple[LayerRange, int], StageCost] = {}
+        self._crossings: dict[tuple[tuple[int, ...], tuple[int, ...], int], Crossing] = {}
+
+    def speed(self, group: Group) -> float:
+        """That of the group's slowest member."""
+        return min(self.health.speed_of(rank) for rank in group.ranks)
+
+    def stage(self, layers: LayerRange, tp: int) -> StageCost:
+        """Costs of a stage on healthy devices."""
+        key = layers, tp
+        if key not in self._stages:
+            self._stages[key] = self.costs.stage(layers, self.shape.layers, tp)
+        return self._stages[key]
+
+    def compute_s(self, group: Group, layers: LayerRange, op: Op, lengths: Lengths) -> float:
+        """One F, B, W or BW of the stage that holds `layers`."""
+        return self.stage(layers, group.tp).of(op).seconds(lengths, self.speed(group))
+
+    def crossing(self, sender: Group, receiver: Group, tokens: int) -> Crossing:
+        """An activation, or its gradient, from group to group."""
+        key = sender.ranks, receiver.ranks, tokens
+        if key not in self._crossings:
+            num_bytes = tokens * self.costs.boundary_bytes_per_token
+            self._crossings[key] = crossing(self.cluster, self.health, *key[:2], num_bytes)
+        return self._crossings[key]
+
+    def reduce_s(self, groups: Iterable[Group], layers: LayerRange) -> float:
+        """Summing the gradients of a stage over the `groups` that hold it."""
+        holders = list(groups)
+        least = min(group.tp for group in holders)
+        num_bytes = self.costs.reduce_bytes(layers, self.shape.layers, least)
+        per_node = self.cluster.cluster.gpus_per_node
+        return reduce_seconds(self.cluster, len(holders), num_bytes, per_node)
