@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from resihp.ir.diagnostics import Diagnostic
-from resihp.ir.structure import code_of
+from resihp.ir.lines import code_of
 
 __all__ = ["fingerprints"]
 

@@ -266,6 +266,8 @@ class Level(enum.StrEnum):
     """Only the order of F, B, W and BW; `resihp lower` adds the rest."""
     PLAN = "plan"
     """Everything that the groups run."""
+    PROGRAM = "program"
+    """What one rank runs; not a `Plan` but a `resihp.ir.expand.Program`."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

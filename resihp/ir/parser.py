@@ -1,26 +1,30 @@
-"""Text to plan. Reports every fault that it can find, with place and advice."""
+"""Text to plan or schedule. Reports every fault that it can find, with place and advice."""
 
 from __future__ import annotations
 
-import re
+from itertools import chain
 
-from resihp.errors import PlanSyntaxError
-from resihp.ir.diagnostics import Diagnostic, Related, Span
+from resihp.ir import canonical
+from resihp.ir.diagnostics import Span
+from resihp.ir.levels import misplaced_instruction
+from resihp.ir.lines import LineError, code_of
 from resihp.ir.model import (
-    FORMAT_VERSION,
     Batch,
     Group,
     Instr,
+    Level,
+    Load,
     Mesh,
     ModelShape,
+    Move,
     Plan,
     Reshard,
     Resume,
     Stream,
 )
-from resihp.ir.source import Parsed, StreamSource
+from resihp.ir.reader import MAX_ERRORS, MAX_LINE, MAX_TEXT, Reader, normalise
+from resihp.ir.source import BodyPlaces, Parsed, StreamSource, instruction_columns
 from resihp.ir.statements import (
-    KEYWORDS,
     Lost,
     Memory,
     Order,
@@ -28,135 +32,85 @@ from resihp.ir.statements import (
     Standby,
     Statement,
     StreamHead,
+    TransportName,
     Version,
+    spell_instr,
 )
-from resihp.ir.structure import Block, code_of, split
-from resihp.ir.syntax import (
-    BODY_WORDS,
-    Budget,
-    LineError,
-    read_instruction,
-    read_reshard,
-    read_statement,
-)
+from resihp.ir.structure import Block
+from resihp.ir.syntax import read_instruction, read_source
 
 __all__ = ["MAX_ERRORS", "MAX_LINE", "MAX_TEXT", "normalise", "parse"]
 
-MAX_TEXT = 64 << 20
-"""Longest text that is read, in characters."""
-MAX_LINE = 1 << 16
-MAX_ERRORS = 50
-
-_Positions = tuple[tuple[int, int, int], ...]
-_Body = tuple[tuple[Instr, ...], _Positions]
-
-# The canonical spelling of an instruction; anything else goes through the grammar, which decides.
-# About one microsecond instead of twenty.
-_CANONICAL = re.compile(r"  ([A-Za-z_]+)(?: (\d{1,9})(?:@(\d{1,9}))?)?")
-
 
 def parse(text: str, *, path: str | None = None) -> Parsed:
-    """Read a plan.
+    """Read a plan or a schedule.
 
     Raises `PlanSyntaxError` (the user's fault) whose diagnostics hold up to `MAX_ERRORS` faults.
     """
     text = normalise(text)
-    faults = _too_large(text) or _wrong_version(text)
-    if faults:
-        raise _syntax_error(faults, path)
-    blocks, faults = split(text)
-    reader = _Reader(faults)
-    for block in blocks:
-        reader.read(block)
-        if len(reader.faults) >= MAX_ERRORS:
-            break
-    else:
-        reader.check_complete()
-    if reader.faults:
-        raise _syntax_error(sorted(reader.faults, key=lambda fault: fault.span), path)
+    reader = _PlanReader()
+    reader.run(text, path)
     return reader.parsed(text, path)
 
 
-def normalise(text: str) -> str:
-    """`text` without byte order mark, with newlines as `\\n`."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+class _Lines(dict[str, tuple[Instr, ...]]):
+    """The instructions of each distinct line of stream blocks: none, one, or a pair.
 
+    Equal instructions are one object. Raises `LineError` for a line that cannot be read.
+    """
 
-def _syntax_error(faults: list[Diagnostic], path: str | None) -> PlanSyntaxError:
-    kept = faults[:MAX_ERRORS]
-    where = path or "<text>"
-    first = kept[0]
-    count = f"{len(kept)} faults" if len(kept) > 1 else "1 fault"
-    message = f"{where}:{first.span.line}:{first.span.column}: {first.message} ({count})"
-    return PlanSyntaxError(message, kept)
+    level = Level.PLAN
 
+    def __missing__(self, line: str) -> tuple[Instr, ...]:
+        instrs = canonical.read_instruction(line)
+        if instrs is None:
+            instrs = self._read_freely(line)
+        if self.level is Level.SCHEDULE:
+            self._check_level(line, instrs)
+        self[line] = instrs
+        return instrs
 
-def _too_large(text: str) -> list[Diagnostic]:
-    if len(text) > MAX_TEXT:
-        message = f"the text has {len(text)} characters; at most {MAX_TEXT} are read"
-        return [Diagnostic(code="RHP006", message=message, span=Span(1, 1, 2))]
-    start = 0
-    while len(text) - start > MAX_LINE:
-        newline = text.rfind("\n", start, start + MAX_LINE + 1)
-        if newline < 0:
-            line = text.count("\n", 0, start) + 1
-            message = f"the line is longer than {MAX_LINE} characters"
-            return [Diagnostic(code="RHP006", message=message, span=Span(line, 1, 2))]
-        start = newline + 1
-    return []
-
-
-def _wrong_version(text: str) -> list[Diagnostic]:
-    """The first line that says something must be `plan 1`."""
-    for found in re.finditer(r"[^\n]+", text):
-        code = code_of(found.group())
+    def _read_freely(self, line: str) -> tuple[Instr, ...]:
+        """A line in any spelling: the instructions of the same line in the canonical one."""
+        code = code_of(line)
         if not code.strip():
-            continue
-        line = text.count("\n", 0, found.start()) + 1
-        column = len(code) - len(code.lstrip()) + 1
-        span = Span(line, column, len(code) + 1)
-        header = re.fullmatch(r"plan\s+([0-9]+)", code.strip())
-        if header is None:
-            message = f"a plan starts with the line `plan {FORMAT_VERSION}`"
-        elif header[1] != str(FORMAT_VERSION):
-            message = (
-                f"this is a plan of version {header[1][:20]}; this program reads version "
-                f"{FORMAT_VERSION}"
-            )
-        else:
-            return []
-        return [Diagnostic(code="RHP002", message=message, span=span)]
-    message = f"the text is empty; a plan starts with the line `plan {FORMAT_VERSION}`"
-    return [Diagnostic(code="RHP002", message=message, span=Span(1, 1, 2))]
+            return ()
+        instrs = read_instruction(code)
+        tidy = "  " + " & ".join(map(spell_instr, instrs))
+        return instrs if tidy == line else self[tidy]
+
+    def _check_level(self, line: str, instrs: tuple[Instr, ...]) -> None:
+        for instr, (column, end) in zip(instrs, instruction_columns(code_of(line)), strict=True):
+            where = misplaced_instruction(self.level, instr.op)
+            if where is not None:
+                message = f"`{instr.op.mnemonic}` does not belong in a {self.level}"
+                raise LineError(column, end, message, hint=where, code="RHP007")
 
 
-class _Reader:
-    """Collects the statements of one text."""
+class _PlanReader(Reader):
+    """Collects groups, sources of state and streams."""
 
-    def __init__(self, faults: list[Diagnostic]) -> None:
-        self.faults = faults
-        self.budget = Budget()
-        self.once: dict[str, Statement] = {}
-        self.places: dict[str, Span] = {}
+    levels = (Level.PLAN, Level.SCHEDULE)
+    required = ("model", "mesh", "batch")
+
+    def __init__(self) -> None:
+        super().__init__()
         self.groups: list[Group] = []
         self.group_places: list[Span] = []
-        self.reshards: list[Reshard] = []
-        self.reshard_places: list[Span] = []
+        self.sources: list[Reshard | Move | Load] = []
+        self.source_places: list[Span] = []
         self.streams: list[Stream] = []
         self.stream_places: list[StreamSource] = []
-        self.bodies: dict[str, _Body] = {}
-        self.lines: dict[str, tuple[Instr, int, int] | None] = {}
+        self.bodies: dict[str, tuple[tuple[Instr, ...], BodyPlaces]] = {}
+        self.lines = _Lines()
 
-    def read(self, block: Block) -> None:
-        """One line outside blocks, with its block if it opens one."""
-        span = Span(block.line, block.column, block.column + len(block.head))
-        try:
-            statement = read_statement(" " * (block.column - 1) + block.head, self.budget)
-        except LineError as error:
-            self._fault(block.line, error)
-            statement = self._guess_block(block)
-        if statement is None or not self._check_braces(statement, block, span):
-            return
+    def start(self, level: Level) -> None:
+        """The level of the text, known from its first line."""
+        super().start(level)
+        self.lines.level = level
+
+    def take(self, statement: Statement, block: Block, span: Span) -> None:
+        """A group, or a block."""
         match statement:
             case Group():
                 self.groups.append(statement)
@@ -164,110 +118,51 @@ class _Reader:
             case StreamHead():
                 self._read_stream(statement, block, span)
             case _:
-                self._read_once(statement, block, span)
+                assert isinstance(statement, ReconfigureHead)
+                self.once_only(statement, span)
+                self._read_sources(block)
 
-    def _guess_block(self, block: Block) -> Statement | None:
-        """What a block with an unreadable head is, so that its lines are still checked."""
-        words = {line.split(None, 1)[0] for line in (block.body or "").split("\n") if line.strip()}
-        if block.body is None:
-            return None
-        return StreamHead((), 0) if words & BODY_WORDS.keys() else ReconfigureHead()
-
-    def _check_braces(self, statement: Statement, block: Block, span: Span) -> bool:
-        keyword = KEYWORDS[type(statement)]
-        opens = isinstance(statement, StreamHead | ReconfigureHead)
-        if opens == (block.body is not None):
-            return True
-        what = "needs a block: end the line with `{`" if opens else "takes no block"
-        message = f"`{keyword}` {what}"
-        self.faults.append(Diagnostic(code="RHP005", message=message, span=span))
-        return False
-
-    def _read_once(self, statement: Statement, block: Block, span: Span) -> None:
-        keyword = KEYWORDS[type(statement)]
-        if keyword in self.once:
-            self.faults.append(
-                Diagnostic(
-                    code="RHP004",
-                    message=f"a second `{keyword}` line",
-                    span=span,
-                    related=(Related("the first is here", self.places[keyword]),),
-                )
-            )
-        else:
-            self.once[keyword] = statement
-            self.places[keyword] = span
-        if block.body is not None:
-            self._read_reshards(block.body_line, block.body)
-
-    def _read_reshards(self, body_line: int, body: str) -> None:
-        for offset, line in enumerate(body.split("\n")):
+    def _read_sources(self, block: Block) -> None:
+        assert block.body is not None
+        for offset, line in enumerate(block.body.split("\n")):
             code = code_of(line)
             if not code:
                 continue
             try:
-                self.reshards.append(read_reshard(code, self.budget))
+                self.sources.append(read_source(code, self.budget))
             except LineError as error:
-                self._fault(body_line + offset, error)
+                self.fault(block.body_line + offset, error)
             else:
                 column = len(code) - len(code.lstrip()) + 1
-                self.reshard_places.append(Span(body_line + offset, column, len(code) + 1))
+                self.source_places.append(Span(block.body_line + offset, column, len(code) + 1))
 
     def _read_stream(self, head: StreamHead, block: Block, span: Span) -> None:
         assert block.body is not None
         known = self.bodies.get(block.body)
         if known is None:
-            known = self._read_body(block.body_line, block.body)
-        body, positions = known
+            known = self._read_body(block.body_line, block.body), BodyPlaces(block.body)
+            self.bodies[block.body] = known
+        body, places = known
         self.streams.append(Stream(replicas=head.replicas, pp=head.pp, body=body))
-        self.stream_places.append(
-            StreamSource(head=span, body_line=block.body_line, positions=positions)
-        )
+        self.stream_places.append(StreamSource(head=span, body_line=block.body_line, body=places))
 
-    def _read_body(self, body_line: int, body: str) -> _Body:
-        instrs: list[Instr] = []
-        positions: list[tuple[int, int, int]] = []
-        num_faults = len(self.faults)
-        for offset, line in enumerate(body.split("\n")):
+    def _read_body(self, body_line: int, body: str) -> tuple[Instr, ...]:
+        lines = body.split("\n")
+        try:
+            return tuple(chain.from_iterable(map(self.lines.__getitem__, lines)))
+        except LineError:
+            self._tell(body_line, lines)
+            return ()
+
+    def _tell(self, body_line: int, lines: list[str]) -> None:
+        """Find all faults of a body that has one."""
+        for offset, line in enumerate(lines):
             try:
-                decoded = self.lines[line]
-            except KeyError:
-                try:
-                    decoded = self.lines[line] = _read_line(line)
-                except LineError as error:
-                    self._fault(body_line + offset, error)
-                    if len(self.faults) >= MAX_ERRORS:
-                        break
-                    continue
-            if decoded is not None:
-                instr, column, end_column = decoded
-                instrs.append(instr)
-                positions.append((offset, column, end_column))
-        result = tuple(instrs), tuple(positions)
-        if len(self.faults) == num_faults:
-            self.bodies[body] = result
-        return result
-
-    def _fault(self, line: int, error: LineError) -> None:
-        self.faults.append(
-            Diagnostic(
-                code=error.code,
-                message=error.message,
-                span=Span(line, error.column, error.end_column),
-                hint=error.hint,
-            )
-        )
-
-    def check_complete(self) -> None:
-        """Report required statements that are absent."""
-        # A line that is there but unreadable is not missing as well.
-        if self.faults:
-            return
-        for keyword in ("model", "mesh", "batch"):
-            if keyword not in self.once:
-                message = f"the plan has no `{keyword}` line"
-                span = self.places["plan"]
-                self.faults.append(Diagnostic(code="RHP003", message=message, span=span))
+                self.lines[line]
+            except LineError as error:
+                self.fault(body_line + offset, error)
+                if len(self.faults) >= MAX_ERRORS:
+                    return
 
     def parsed(self, text: str, path: str | None) -> Parsed:
         """The result; every check has passed."""
@@ -277,7 +172,7 @@ class _Reader:
             path=path,
             statements=self.places,
             groups=tuple(self.group_places),
-            reshards=tuple(self.reshard_places),
+            reconfigure=tuple(self.source_places),
             streams=tuple(self.stream_places),
         )
 
@@ -286,9 +181,10 @@ class _Reader:
         assert isinstance(model, ModelShape)
         assert isinstance(mesh, Mesh)
         assert isinstance(batch, Batch)
-        schedule, memory = self.once.get("order"), self.once.get("memory")
-        resume, version = self.once.get("resume"), self.once["plan"]
+        order, memory = self.once.get("order"), self.once.get("memory")
+        resume, transport = self.once.get("resume"), self.once.get("transport")
         standby, lost = self.once.get("standby"), self.once.get("lost")
+        version = self.once["plan"]
         assert isinstance(version, Version)
         return Plan(
             model=model,
@@ -296,26 +192,13 @@ class _Reader:
             batch=batch,
             groups=tuple(self.groups),
             streams=tuple(self.streams),
-            schedule=schedule.name if isinstance(schedule, Order) else None,
+            schedule=order.name if isinstance(order, Order) else None,
             memory_bytes=memory.num_bytes if isinstance(memory, Memory) else None,
             resume=resume if isinstance(resume, Resume) else None,
             standby=standby.ranks if isinstance(standby, Standby) else (),
             lost=lost.ranks if isinstance(lost, Lost) else (),
-            reconfigure=tuple(self.reshards),
+            reconfigure=tuple(self.sources),
+            transport=transport.name if isinstance(transport, TransportName) else None,
+            level=version.level,
             version=version.number,
         )
-
-
-def _read_line(line: str) -> tuple[Instr, int, int] | None:
-    """The instruction of a line with its columns; None for a blank or comment line."""
-    found = _CANONICAL.fullmatch(line)
-    if found is not None:
-        word, microbatch, home = found.groups()
-        op = BODY_WORDS.get(word)
-        if op is not None and op.has_micro_batch == (microbatch is not None):
-            number = None if microbatch is None else int(microbatch)
-            return Instr(op, number, None if home is None else int(home)), 3, len(line) + 1
-    code = code_of(line)
-    if not code.strip():
-        return None
-    return read_instruction(code), len(code) - len(code.lstrip()) + 1, len(code) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from resihp.ir.lines import code_of
 from resihp.ir.model import Group, Instr, Plan
 from resihp.ir.source import Parsed
 from resihp.ir.statements import (
@@ -12,15 +13,16 @@ from resihp.ir.statements import (
     Memory,
     Order,
     ReconfigureHead,
+    RunHead,
     Standby,
     Statement,
     StreamHead,
+    TransportName,
     Version,
     columns_of,
     spell_instr,
 )
-from resihp.ir.structure import code_of
-from resihp.ir.syntax import Budget, read_instruction, read_reshard, read_statement
+from resihp.ir.syntax import Budget, read_instruction, read_source, read_statement
 
 __all__ = ["format_text", "print_plan"]
 
@@ -48,11 +50,14 @@ def format_text(parsed: Parsed) -> str:
 
 
 def _header(plan: Plan) -> list[_Line]:
-    statements: list[Statement] = [Version(plan.version), plan.model, plan.mesh, plan.batch]
+    version = Version(plan.level, plan.version)
+    statements: list[Statement] = [version, plan.model, plan.mesh, plan.batch]
     if plan.schedule is not None:
         statements.append(Order(plan.schedule))
     if plan.memory_bytes is not None:
         statements.append(Memory(plan.memory_bytes))
+    if plan.transport is not None:
+        statements.append(TransportName(plan.transport))
     if plan.resume is not None:
         statements.append(plan.resume)
     return [_of(statement) for statement in statements]
@@ -66,10 +71,10 @@ def _places(plan: Plan) -> Iterator[_Line]:
         yield _of(Standby(plan.standby))
     if plan.lost:
         yield _of(Lost(plan.lost))
-    if plan.reshards:
+    if plan.reconfigure:
         yield _Line()
         yield _of(ReconfigureHead())
-        yield from (_Line(columns_of(reshard), indent="  ") for reshard in plan.reshards)
+        yield from (_Line(columns_of(source), indent="  ") for source in plan.reconfigure)
         yield _Line(("}",))
 
 
@@ -79,17 +84,24 @@ def _streams(plan: Plan) -> Iterator[str]:
     bodies: dict[int, str] = {}
     for stream in plan.streams:
         if id(stream.body) not in bodies:
-            for instr in stream.body:
-                if instr not in lines:
-                    lines[instr] = f"  {spell_instr(instr)}\n"
-            bodies[id(stream.body)] = "".join([lines[instr] for instr in stream.body])
+            bodies[id(stream.body)] = _body(stream.body, lines)
         head = " ".join(columns_of(StreamHead(stream.replicas, stream.pp)))
         yield f"\n{head} {{\n{bodies[id(stream.body)]}}}\n"
 
 
+def _body(body: tuple[Instr, ...], lines: dict[Instr, str]) -> str:
+    """The lines of a body; `lines` has those spelled before."""
+    assert not (body and body[-1].paired), "a pair has a second instruction"
+    for instr in body:
+        if instr not in lines:
+            lines[instr] = f"  {spell_instr(instr)}{' &' if instr.paired else ''}\n"
+    # The line of the first of a pair ends with `&`: the second goes on there.
+    return "".join([lines[instr] for instr in body]).replace("&\n  ", "& ")
+
+
 def _of(statement: Statement) -> _Line:
     words = columns_of(statement)
-    if isinstance(statement, StreamHead | ReconfigureHead):
+    if isinstance(statement, StreamHead | ReconfigureHead | RunHead):
         words = (*words, "{")
     return _Line(words, aligned=isinstance(statement, Group))
 
@@ -107,9 +119,10 @@ def _reread(text: str) -> Iterator[_Line]:
             block = ""
             yield _Line(("}",), comment=comment)
         elif block == "stream":
-            yield _Line((spell_instr(read_instruction(code)),), indent="  ", comment=comment)
+            pair = " & ".join(map(spell_instr, read_instruction(code)))
+            yield _Line((pair,), indent="  ", comment=comment)
         elif block == "reconfigure":
-            yield _Line(columns_of(read_reshard(code, budget)), indent="  ", comment=comment)
+            yield _Line(columns_of(read_source(code, budget)), indent="  ", comment=comment)
         else:
             statement = read_statement(code.removesuffix("{"), budget)
             block = code.split(None, 1)[0] if code.endswith("{") else ""

@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cached_property
 
 import msgspec
 
 from resihp.ir.diagnostics import Span
+from resihp.ir.lines import code_of
 from resihp.ir.model import Plan
 
-__all__ = ["Parsed", "StreamSource"]
+__all__ = ["BodyPlaces", "Parsed", "StreamSource", "instruction_columns"]
+
+
+class BodyPlaces:
+    """Where the instructions of one body stand; found when first asked for."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @cached_property
+    def positions(self) -> tuple[tuple[int, int, int], ...]:
+        """(lines below that of `{`, column, end column) of each instruction."""
+        return tuple(
+            (offset, *columns)
+            for offset, line in enumerate(self._text.split("\n"))
+            for columns in instruction_columns(code_of(line))
+        )
+
+
+def instruction_columns(code: str) -> Iterator[tuple[int, int]]:
+    """(column, end column) of the instruction of a readable line, or of both of a pair."""
+    start = 0
+    for part in code.split("&"):
+        if part.strip():
+            yield start + len(part) - len(part.lstrip()) + 1, start + len(part.rstrip()) + 1
+        start += len(part) + 1
 
 
 class StreamSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Places of one stream. Streams with the same text share `positions`."""
+    """Places of one stream. Streams with the same text share `body`."""
 
     head: Span
     body_line: int
-    """Line of the text right after `{`."""
-    positions: tuple[tuple[int, int, int], ...]
-    """(lines below `body_line`, column, end column) of each instruction."""
+    """Line of the text that `{` stands on."""
+    body: BodyPlaces
 
     def span(self, index: int) -> Span:
         """Place of instruction `index` of the body."""
-        offset, column, end_column = self.positions[index]
+        offset, column, end_column = self.body.positions[index]
         return Span(self.body_line + offset, column, end_column)
 
 
@@ -35,10 +61,13 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     text: str
     path: str | None
     statements: dict[str, Span]
-    """Places of the lines that appear at most once, by first word (`mesh`, `lost`, …)."""
+    """Places of the lines that appear at most once, by first word (`mesh`, `lost`, …).
+
+    The first line of the text is `plan`, at any level.
+    """
     groups: tuple[Span, ...]
     """One place per entry of `plan.groups`."""
-    reshards: tuple[Span, ...]
+    reconfigure: tuple[Span, ...]
     """One place per entry of `plan.reconfigure`."""
     streams: tuple[StreamSource, ...]
     """One per entry of `plan.streams`."""
@@ -49,7 +78,7 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.text.split("\n")
 
     def statement(self, keyword: str) -> Span:
-        """Place of the line that starts with `keyword`; the `plan` line where there is none."""
+        """Place of the line that starts with `keyword`; the first line where none does."""
         return self.statements.get(keyword, self.statements["plan"])
 
     def attribute(self, span: Span, key: str) -> Span:

@@ -13,9 +13,15 @@ import msgspec
 from resihp.ir.model import (
     Batch,
     Group,
+    GroupName,
     Instr,
+    LayerRange,
+    Level,
+    Load,
     Mesh,
     ModelShape,
+    Move,
+    Op,
     Reshard,
     Resume,
 )
@@ -26,14 +32,18 @@ __all__ = [
     "Lost",
     "Memory",
     "Order",
+    "RankHead",
     "ReconfigureHead",
+    "RunHead",
     "Standby",
     "Statement",
     "StreamHead",
+    "TransportName",
     "Version",
     "columns_of",
     "keyword_of",
     "spell_instr",
+    "spell_layers",
     "spell_numbers",
     "spell_size",
 ]
@@ -45,8 +55,9 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 class Version(msgspec.Struct, frozen=True):
-    """`plan 1`."""
+    """`plan 1`, `schedule 1` or `program 1`."""
 
+    level: Level
     number: int
 
 
@@ -62,6 +73,13 @@ class Memory(msgspec.Struct, frozen=True):
     num_bytes: int
 
 
+class TransportName(msgspec.Struct, frozen=True):
+    """`transport edge` or `transport eager=4MiB`: what progress is proved under."""
+
+    name: str
+    """As `resihp.ir.transport` spells it."""
+
+
 class Standby(msgspec.Struct, frozen=True):
     """`standby 8,9`: healthy ranks without a group."""
 
@@ -75,7 +93,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class ReconfigureHead(msgspec.Struct, frozen=True):
-    """`reconfigure {`; its lines follow as `Reshard`."""
+    """`reconfigure {`; its lines follow as `Reshard`, `Move` and `Load`."""
 
 
 class StreamHead(msgspec.Struct, frozen=True):
@@ -85,6 +103,26 @@ class StreamHead(msgspec.Struct, frozen=True):
     pp: int
 
 
+class RankHead(msgspec.Struct, frozen=True, kw_only=True):
+    """`rank 4 group=dp1.pp0 member=0 tp=1 layers=0..2 stages=0 of=2`: whose program follows.
+
+    `layers` and `stages` have one entry per stage of the group, `num_stages` counts those of the
+    whole model.
+    """
+
+    rank: int
+    group: GroupName
+    member: int
+    tp: int
+    layers: tuple[LayerRange, ...]
+    stages: tuple[int, ...]
+    num_stages: int
+
+
+class RunHead(msgspec.Struct, frozen=True):
+    """`run {`; its lines follow as instructions of one rank."""
+
+
 Statement = (
     Version
     | ModelShape
@@ -92,13 +130,18 @@ Statement = (
     | Batch
     | Order
     | Memory
+    | TransportName
     | Resume
     | Group
     | Standby
     | Lost
     | ReconfigureHead
     | Reshard
+    | Move
+    | Load
     | StreamHead
+    | RankHead
+    | RunHead
 )
 
 KEYWORDS: dict[type, str] = {
@@ -108,20 +151,25 @@ KEYWORDS: dict[type, str] = {
     Batch: "batch",
     Order: "order",
     Memory: "memory",
+    TransportName: "transport",
     Resume: "resume",
     Group: "group",
     Standby: "standby",
     Lost: "lost",
     ReconfigureHead: "reconfigure",
     Reshard: "reshard",
+    Move: "move",
+    Load: "load",
     StreamHead: "stream",
+    RankHead: "rank",
+    RunHead: "run",
 }
-"""First word of the line of each kind of statement, in canonical order."""
+"""First word of the line of each kind of statement, in canonical order; `Version` has its level."""
 
 
 def keyword_of(statement: Statement) -> str:
     """The first word of the statement's line."""
-    return KEYWORDS[type(statement)]
+    return statement.level if isinstance(statement, Version) else KEYWORDS[type(statement)]
 
 
 def spell_numbers(numbers: Sequence[int]) -> str:
@@ -156,12 +204,22 @@ def spell_size(num_bytes: int) -> str:
     return str(num_bytes)
 
 
+def spell_layers(layers: Iterable[LayerRange]) -> str:
+    """`2..3,6..7`: one range per stage; neighbours stay apart."""
+    return ",".join(map(str, layers))
+
+
 def spell_instr(instr: Instr) -> str:
-    """`F 3`, `send_act 3@1` or `step`."""
-    if instr.microbatch is None:
-        return instr.op.mnemonic
+    """`F 3`, `send_act[1] 3@1 -> dp0` or `step`; without the `&` of a pair."""
+    stage = "" if instr.stage is None else f"[{instr.stage}]"
+    operand = "" if instr.microbatch is None else f" {instr.microbatch}"
     home = "" if instr.home is None else f"@{instr.home}"
-    return f"{instr.op.mnemonic} {instr.microbatch}{home}"
+    peer = "" if instr.peer is None else f" {_ARROWS[instr.op]} dp{instr.peer}"
+    return f"{instr.op.mnemonic}{stage}{operand}{home}{peer}"
+
+
+_ARROWS = {Op.SEND_ACT: "->", Op.SEND_GRAD: "->", Op.RECV_ACT: "<-", Op.RECV_GRAD: "<-"}
+"""Only transfers have another end."""
 
 
 def columns_of(statement: Statement) -> tuple[str, ...]:
@@ -183,7 +241,7 @@ def _fields(statement: msgspec.Struct) -> Iterator[str]:
 
 def _operands(statement: Statement) -> tuple[str, ...]:
     match statement:
-        case Version(number):
+        case Version(number=number):
             return (str(number),)
         case ModelShape():
             return (_spell_name(statement.name), *_fields(statement))
@@ -193,16 +251,34 @@ def _operands(statement: Statement) -> tuple[str, ...]:
             return (f"step={step}", "keep=none")
         case Order(name):
             return (_spell_name(name),)
+        case TransportName(name):
+            return (name,)
         case Memory(num_bytes):
             return (spell_size(num_bytes),)
         case Group():
-            ranks, layers = spell_numbers(statement.ranks), ",".join(map(str, statement.layers))
+            ranks, layers = spell_numbers(statement.ranks), spell_layers(statement.layers)
             return (str(statement.name), f"ranks={ranks}", f"layers={layers}")
         case Standby(ranks) | Lost(ranks):
             return (spell_numbers(ranks),)
         case Reshard(layers=layers, source=source, target=target):
             return (f"layers={layers}", str(source), "->", str(target))
+        case Move(layers=layers, source=source, target=target):
+            return (f"layers={layers}", str(source), "->", str(target))
+        case Load(layers=layers, step=step, target=target):
+            return (f"layers={layers}", f"step={step}", "->", str(target))
         case StreamHead(replicas, stage):
             return (f"dp={spell_numbers(replicas)}", f"pp={stage}")
-        case ReconfigureHead():
+        case RankHead():
+            return tuple(_rank_words(statement))
+        case ReconfigureHead() | RunHead():
             return ()
+
+
+def _rank_words(head: RankHead) -> Iterator[str]:
+    yield str(head.rank)
+    yield f"group={head.group}"
+    yield f"member={head.member}"
+    yield f"tp={head.tp}"
+    yield f"layers={spell_layers(head.layers)}"
+    yield f"stages={spell_numbers(head.stages)}"
+    yield f"of={head.num_stages}"

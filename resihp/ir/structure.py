@@ -14,9 +14,11 @@ from lark import Token, Tree
 from lark.exceptions import UnexpectedInput
 
 from resihp.ir.diagnostics import Diagnostic, Related, Span
-from resihp.ir.syntax import BODY_WORDS, RESHARD_WORDS, STATEMENT_WORDS, parse_tree
+from resihp.ir.levels import BODY_WORDS, SOURCE_WORDS, STATEMENT_WORDS
+from resihp.ir.lines import code_of
+from resihp.ir.trees import parse_tree
 
-__all__ = ["Block", "code_of", "split"]
+__all__ = ["Block", "split"]
 
 _BLANK_OR_COMMENT = re.compile(r"[ \t]*(?:#[^\n]*)?")
 
@@ -31,11 +33,6 @@ class Block(NamedTuple):
     body_line: int
     body: str | None
     """Text between the braces; None where the line opens no block."""
-
-
-def code_of(line: str) -> str:
-    """The line without its comment and trailing blanks."""
-    return line.partition("#")[0].rstrip()
 
 
 def split(text: str) -> tuple[list[Block], list[Diagnostic]]:
@@ -133,7 +130,7 @@ class _Scan:
         if "}" in head:
             self._fault(number, code, "}", "this `}` closes no block")
         elif brace and not text:
-            self._fault(number, code, "{", "`{` ends the line of `stream` or `reconfigure`")
+            self._fault(number, code, "{", "`{` ends the line of the block's head")
         elif brace:
             if rest.strip():
                 self._fault(number, code, rest.strip(), "nothing may follow `{` on its line")
@@ -173,6 +170,6 @@ class _Scan:
 
 def _starts_statement(code: str) -> bool:
     word = code.strip("{ \t").split(None, 1)[:1]
-    if not word or word[0] in BODY_WORDS or word[0] in RESHARD_WORDS:
+    if not word or word[0] in BODY_WORDS or word[0] in SOURCE_WORDS:
         return False
     return word[0] in STATEMENT_WORDS

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from resihp.ir.model import (
     Batch,
@@ -10,15 +13,20 @@ from resihp.ir.model import (
     GroupName,
     Instr,
     LayerRange,
+    Level,
+    Load,
     Mesh,
     ModelShape,
+    Move,
     Op,
     Plan,
     Reshard,
     Resume,
     Stream,
 )
+from resihp.ir.transport import EDGE, Transport
 
+none = st.none()
 numbers = st.one_of(st.integers(0, 12), st.integers(0, 10**9))
 places = st.builds(GroupName, st.integers(0, 999_999_999), st.integers(0, 40))
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._+/\-]{0,12}", fullmatch=True)
@@ -26,15 +34,34 @@ lists = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 10**9)), min_size=
 rank_lists = lists.map(tuple)
 layer_ranges = st.tuples(numbers, numbers).map(lambda ends: LayerRange(*sorted(ends)))
 
-instructions = st.one_of(
-    st.builds(
-        Instr,
-        st.sampled_from([op for op in Op if op.has_micro_batch]),
-        numbers,
-        st.none() | numbers,
-    ),
-    st.builds(Instr, st.sampled_from([Op.REDUCE_GRADS, Op.STEP])),
+optional = st.none() | numbers
+
+
+def _with_micro_batch(*ops: Op, peer: st.SearchStrategy[int | None] = none):
+    return st.builds(Instr, st.sampled_from(ops), numbers, optional, optional, peer)
+
+
+computes = _with_micro_batch(*(op for op in Op if op.is_compute))
+transfers = _with_micro_batch(*(op for op in Op if op.is_transfer), peer=optional)
+cuts = _with_micro_batch(Op.SCATTER_ACT, Op.GATHER_ACT, Op.SCATTER_GRAD, Op.GATHER_GRAD)
+of_stages = st.builds(
+    Instr,
+    st.sampled_from([Op.REDUCE_GRADS, Op.GATHER_PARAMS, Op.FREE_PARAMS]),
+    none,
+    none,
+    optional,
 )
+instructions = st.one_of(computes, transfers, cuts, of_stages, st.just(Instr(Op.STEP)))
+"""Single ones: no pairs."""
+pairs = st.tuples(computes.map(lambda instr: replace(instr, paired=True)), computes)
+
+
+def bodies(single: st.SearchStrategy[Instr]) -> st.SearchStrategy[tuple[Instr, ...]]:
+    """What a stream may hold whose instructions come from `single`, and pairs."""
+    lines = st.one_of(single.map(lambda instr: (instr,)), pairs)
+    return st.lists(lines, max_size=12).map(lambda lines: tuple(chain.from_iterable(lines)))
+
+
 models = st.builds(
     ModelShape,
     name=names,
@@ -50,27 +77,40 @@ groups = st.builds(
     replica=numbers.filter(lambda n: n < 10**9),
     pp=st.integers(0, 99),
     ranks=rank_lists,
-    layers=layer_ranges.map(lambda layers: (layers,)),
+    layers=st.lists(layer_ranges, min_size=1, max_size=4).map(tuple),
 )
-streams = st.builds(
-    Stream,
-    replicas=rank_lists,
-    pp=numbers,
-    body=st.lists(instructions, max_size=12).map(tuple),
+sources = st.one_of(
+    st.builds(Reshard, layers=layer_ranges, source=places, target=places),
+    st.builds(Move, layers=layer_ranges, source=numbers, target=numbers),
+    st.builds(Load, layers=layer_ranges, step=numbers, target=places),
 )
-plans = st.builds(
-    Plan,
-    model=models,
-    mesh=st.builds(Mesh, tp=numbers, pp=numbers, dp=numbers),
-    batch=st.builds(Batch, microbatches=numbers, tokens=numbers),
-    groups=st.lists(groups, max_size=4).map(tuple),
-    streams=st.lists(streams, max_size=3).map(tuple),
-    schedule=st.none() | names,
-    memory_bytes=st.none() | st.integers(0, 1 << 45) | st.integers(0, 64).map(lambda n: n << 30),
-    resume=st.none() | st.builds(Resume, step=numbers),
-    standby=st.just(()) | rank_lists,
-    lost=st.just(()) | rank_lists,
-    reconfigure=st.lists(
-        st.builds(Reshard, layers=layer_ranges, source=places, target=places), max_size=3
-    ).map(tuple),
-)
+byte_counts = st.integers(0, 1 << 45) | st.integers(0, 64).map(lambda n: n << 30)
+transports = st.one_of(
+    st.sampled_from([EDGE, Transport("pair"), Transport("rank")]),
+    st.builds(Transport, st.just("eager"), byte_counts),
+).map(str)
+
+
+def _texts(level: Level, single: st.SearchStrategy[Instr]) -> st.SearchStrategy[Plan]:
+    streams = st.builds(Stream, replicas=rank_lists, pp=numbers, body=bodies(single))
+    return st.builds(
+        Plan,
+        model=models,
+        mesh=st.builds(Mesh, tp=numbers, pp=numbers, dp=numbers),
+        batch=st.builds(Batch, microbatches=numbers, tokens=numbers),
+        groups=st.lists(groups, max_size=4).map(tuple),
+        streams=st.lists(streams, max_size=3).map(tuple),
+        schedule=st.none() | names,
+        memory_bytes=st.none() | byte_counts,
+        resume=st.none() | st.builds(Resume, step=numbers),
+        standby=st.just(()) | rank_lists,
+        lost=st.just(()) | rank_lists,
+        reconfigure=st.lists(sources, max_size=3).map(tuple),
+        transport=st.none() | transports,
+        level=st.just(level),
+    )
+
+
+schedules = _texts(Level.SCHEDULE, computes)
+plans = st.one_of(_texts(Level.PLAN, instructions), schedules)
+"""Plans and schedules."""

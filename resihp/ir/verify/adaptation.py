@@ -31,7 +31,7 @@ def check_targets(parsed: Parsed, findings: Findings) -> None:
     plan = parsed.plan
     groups = {group.name: group for group in plan.groups}
     brought: dict[tuple[GroupName, GroupName, int], Span] = {}
-    for span, reshard in zip(parsed.reshards, plan.reshards, strict=True):
+    for span, reshard in zip(parsed.reconfigure, plan.reshards, strict=True):
         target = groups.get(reshard.target)
         if target is None or not _holds(target, reshard.layers.first, reshard.layers.last):
             has = "there is no such group" if target is None else f"it holds {target.sole_layers}"
@@ -178,7 +178,7 @@ class _Check:
             names = " and ".join(str(source.name) for source in sound)
             self.findings.add(
                 "RHP804",
-                self.parsed.reshards[lines[0]],
+                self.parsed.reconfigure[lines[0]],
                 f"rank {listed(dead)} of {names} held what {target.name} needs, and {verb} lost",
                 related=(Related("lost here", self.parsed.statement("lost")),),
                 hint=self._advice(target, [layer]),
@@ -186,7 +186,7 @@ class _Check:
 
     def _source(self, line: int) -> Group | None:
         """The group of the previous plan that a line names; None (RHP803) where it cannot be."""
-        reshard, span = self.plan.reshards[line], self.parsed.reshards[line]
+        reshard, span = self.plan.reshards[line], self.parsed.reconfigure[line]
         source = self.old.get(reshard.source)
         if source is None:
             message = f"the previous plan has no group {reshard.source}"
@@ -226,7 +226,7 @@ class _Check:
             if index not in self.needed and not again:  # again: RHP802 has it
                 self.findings.add(
                     "RHP806",
-                    self.parsed.reshards[index],
+                    self.parsed.reconfigure[index],
                     f"{reshard.target} lacks nothing of layers {reshard.layers} that this line "
                     "would bring",
                     hint="remove the line",

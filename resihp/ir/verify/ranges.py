@@ -185,7 +185,7 @@ def _check_bodies(parsed: Parsed, findings: Findings) -> None:
 
 
 def _check_reshards(parsed: Parsed, findings: Findings) -> None:
-    for span, reshard in zip(parsed.reshards, parsed.plan.reshards, strict=True):
+    for span, reshard in zip(parsed.reconfigure, parsed.plan.reshards, strict=True):
         _check_layers(parsed, findings, span, reshard.layers)
         _check_place(parsed, findings, span, reshard.source)
         _check_place(parsed, findings, span, reshard.target)

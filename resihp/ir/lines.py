@@ -1,0 +1,70 @@
+"""What reading one line needs whichever way it is read: its error, and bounds on numbers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "MAX_LISTED",
+    "MAX_NUMBER",
+    "Budget",
+    "LineError",
+    "code_of",
+    "did_you_mean",
+    "list_of",
+    "quote",
+]
+
+MAX_NUMBER = 10**9
+MAX_LISTED = 1 << 22
+"""Numbers that all lists of one text may hold together."""
+
+
+class LineError(Exception):
+    """Why a line cannot be read; columns count from 1."""
+
+    def __init__(
+        self,
+        column: int,
+        end_column: int,
+        message: str,
+        *,
+        hint: str | None = None,
+        code: str = "RHP001",
+    ) -> None:
+        super().__init__(message)
+        self.column = column
+        self.end_column = max(end_column, column + 1)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+
+class Budget:
+    """How many numbers the lists of one text may still hold."""
+
+    def __init__(self, numbers: int = MAX_LISTED) -> None:
+        self.numbers = numbers
+
+
+def code_of(line: str) -> str:
+    """The line without its comment and trailing blanks."""
+    return line.partition("#")[0].rstrip()
+
+
+def quote(text: str) -> str:
+    """`text` for a message: at most 40 characters, unprintable ones escaped."""
+    short = text if len(text) <= 40 else text[:37] + "..."
+    return "`" + "".join(c if c.isprintable() else repr(c)[1:-1] for c in short) + "`"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is nearest to `word`, as a hint; None if none is near."""
+    near = difflib.get_close_matches(word[:40], tuple(known), n=1, cutoff=0.6)
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def list_of(known: Iterable[str]) -> str:
+    """All known words, as a hint."""
+    return "one of " + ", ".join(f"`{word}`" for word in known)
