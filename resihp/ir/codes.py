@@ -58,6 +58,13 @@ CODES: dict[str, Code] = {
         "Without limits a damaged file could take the whole memory of the process that "
         "decides for the job.",
     ),
+    "RHP007": Code(
+        "not at this level",
+        "The first line says what a text may hold: a `schedule` only F, B, W and BW, a `plan` "
+        "everything that groups run, a `program` one `rank` and its `run` block.",
+        "What is out of place would be dropped when the text is lowered or expanded, and what "
+        "runs would not be what was written.",
+    ),
     # --- ranges and names -------------------------------------------------------------------
     "RHP101": Code(
         "rank out of range",

@@ -24,6 +24,7 @@ from resihp.ir.model import (
     Reshard,
     Resume,
 )
+from resihp.ir.program import TensorType, Transfer
 from resihp.ir.statements import (
     Lost,
     Memory,
@@ -41,7 +42,6 @@ from resihp.ir.transport import Transport
 from resihp.ir.trees import Start, listed, number, parse_tree, place, refuse, tokens, trees
 
 __all__ = [
-    "Message",
     "ProgramLine",
     "read_instruction",
     "read_program_line",
@@ -53,21 +53,14 @@ _UNITS = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"([0-9]+)(KiB|MiB|GiB)?")
 
 
-class Message(NamedTuple):
-    """`6:0/2`: chunk 0 of 2 to or from rank 6. `6` is the whole tensor, `6:0/1`."""
-
-    rank: int
-    chunk: int
-    num_chunks: int
-
-
 class ProgramLine(NamedTuple):
     """One instruction of a program: `send_act 0@1 -> 6:0/2,7:1/2 128x256xf32`."""
 
     instr: Instr
-    messages: tuple[Message, ...]
-    tensor: str | None
-    """Shape and type of one message, as it is written."""
+    transfers: tuple[Transfer, ...]
+    """Of a send or receive, as written; a peer alone takes the whole tensor."""
+    tensor: TensorType | None
+    """Of each message of a send or receive."""
 
 
 def read_statement(code: str, budget: Budget) -> Statement:
@@ -106,9 +99,9 @@ def read_program_line(code: str) -> tuple[ProgramLine, ...]:
     _check_first_word(code, tuple(BODY_WORDS), "instruction")
     tree = _parse(code, "program_instruction")
     peers = [peer for rule in trees(tree) if rule.data == "peers" for peer in trees(rule)]
-    tensor = next((str(token) for token in tokens(tree) if token.type == "TENSOR"), None)
-    messages = tuple(_message(peer) for peer in peers)
-    return tuple(ProgramLine(instr, messages, tensor) for instr in _instructions(tree))
+    transfers = tuple(map(_transfer, peers))
+    tensor = next((_tensor(token) for token in tokens(tree) if token.type == "TENSOR"), None)
+    return tuple(ProgramLine(instr, transfers, tensor) for instr in _instructions(tree))
 
 
 # --- from trees to data ----------------------------------------------------------------------
@@ -159,9 +152,16 @@ def _instr(tree: Tree[Token], *, paired: bool = False) -> Instr:
     return Instr(BODY_WORDS[str(tokens(tree)[0])], microbatch, home, stage, peer, paired)
 
 
-def _message(peer: Tree[Token]) -> Message:
+def _transfer(peer: Tree[Token]) -> Transfer:
     numbers = [number(token) for token in tokens(peer)]
-    return Message(*numbers) if len(numbers) == 3 else Message(numbers[0], 0, 1)
+    return Transfer(*numbers) if len(numbers) == 3 else Transfer(numbers[0], 0, 1)
+
+
+def _tensor(token: Token) -> TensorType:
+    tokens, hidden, element = str(token).split("x")
+    return TensorType(
+        number(token.update(value=tokens)), number(token.update(value=hidden)), element
+    )
 
 
 def _keyed(tree: Tree[Token], fields: Fields) -> Statement:
