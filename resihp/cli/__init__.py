@@ -57,6 +57,8 @@ VERBS = {
     "fmt": Verb("resihp.cli.fmt", "write plans in the canonical form", light=True),
     "show": Verb("resihp.cli.show", "draw what a plan does over time", light=True),
     "expand": Verb("resihp.cli.expand", "list the program of one rank", light=True),
+    "import": Verb("resihp.cli.import_csv", "make a plan of torch's pipelining CSV", light=True),
+    "export": Verb("resihp.cli.export", "write a plan as torch's pipelining CSV", light=True),
     "diff": Verb("resihp.cli.diff", "tell what changed in meaning between two plans", light=True),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from resihp.cli.plan_files import name_of_file, read_text
+from resihp.cli.plan_files import parse_file, read_text
 from resihp.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: str) -> Parsed:
-    from resihp.ir.parser import parse
-
-    return parse(read_text(path), path=name_of_file(path))
+    return parse_file(read_text(path), path)
 
 
 def _compare(old: Parsed, new: Parsed) -> Comparison:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resihp.cli.csv_files import is_csv
 from resihp.cli.plan_files import name_of_file, parse_text, read_text, report
 from resihp.errors import UserError
 
@@ -36,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_one(path: str, args: argparse.Namespace) -> int:
+    if is_csv(path):
+        raise UserError(
+            f"{path} is torch's CSV, which has one form only; `resihp import` makes a plan of it"
+        )
     from resihp.ir.printer import format_text
 
     text = read_text(path)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resihp.cli.csv_files import AS_IT_IS, CsvReading, is_csv
 from resihp.errors import PlanSyntaxError, UserError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from resihp.ir.diagnostics import Diagnostic
     from resihp.ir.source import Parsed
 
-__all__ = ["name_of_file", "parse_text", "read_text", "report"]
+__all__ = ["name_of_file", "parse_file", "parse_text", "read_text", "report", "write_text"]
 
 
 def name_of_file(path: str) -> str:
@@ -39,14 +40,30 @@ def read_text(path: str) -> str:
         raise UserError(f"{name_of_file(path)} is not UTF-8 text ({where})") from None
 
 
-def parse_text(text: str, path: str) -> Parsed | tuple[Diagnostic, ...]:
+def parse_text(text: str, path: str, csv: CsvReading = AS_IT_IS) -> Parsed | tuple[Diagnostic, ...]:
     """The plan, or the faults that keep it from being read."""
-    from resihp.ir.parser import parse
-
     try:
-        return parse(text, path=name_of_file(path))
+        return parse_file(text, path, csv)
     except PlanSyntaxError as error:
         return error.diagnostics
+
+
+def parse_file(text: str, path: str, csv: CsvReading = AS_IT_IS) -> Parsed:
+    """The plan; a `.csv` is torch's. Raises `PlanSyntaxError`."""
+    if is_csv(path, csv):
+        return csv.read(text, name_of_file(path))
+    from resihp.ir.parser import parse
+
+    return parse(text, path=name_of_file(path))
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file, with newlines as they are in `text`. Raises `UserError` if that fails."""
+    try:
+        Path(path).write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot write {path}: {reason}") from None
 
 
 def report(findings: Sequence[Diagnostic], text: str, path: str) -> None:

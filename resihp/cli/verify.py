@@ -6,22 +6,25 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from resihp.cli.plan_files import name_of_file, parse_text, read_text
+from resihp.cli.csv_files import add_csv_arguments, csv_reading, in_cells, is_csv
+from resihp.cli.plan_files import name_of_file, parse_file, parse_text, read_text
 from resihp.errors import UserError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from resihp.cli.csv_files import CsvReading
     from resihp.ir.diagnostics import Diagnostic, FileFindings
     from resihp.ir.model import Plan
+    from resihp.ir.source import Parsed
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("files", nargs="+", metavar="PLAN", help="plan file, or - for stdin")
+    parser.add_argument("files", nargs="+", metavar="PLAN", help="plan or CSV file, or - for stdin")
     parser.add_argument(
         "--previous",
         metavar="PLAN",
@@ -48,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "too early or too late, needless work (RHP9xx)",
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    add_csv_arguments(parser)
     parser.epilog = (
         "Exit status: 0 no errors, 1 errors, 2 wrong use or unreadable file. "
         "`resihp explain CODE` tells what a finding is about."
@@ -61,13 +65,14 @@ def run(args: argparse.Namespace) -> int:
     from resihp.ir.verify import check_transport, has_errors
 
     check_transport(args.transport)
+    csv = csv_reading(args)
     if [args.previous, *args.files].count("-") > 1:
         raise UserError("standard input can be read once only")
     previous = None if args.previous is None else _read_previous(args.previous)
     files: list[FileFindings] = []
     for path in args.files:
         text = read_text(path)
-        found = tuple(_findings(text, path, previous, args.transport, lint=args.lint))
+        found = tuple(_findings(text, path, csv, previous, args))
         file = FileFindings(path=_shown(path, args.format), text=normalise(text), diagnostics=found)
         files.append(file)
         if args.format == "text":
@@ -106,31 +111,36 @@ def _rendered(files: Sequence[FileFindings], form: str) -> str:
 
 
 def _read_previous(path: str) -> Plan:
-    from resihp.ir.parser import parse
-
-    return parse(read_text(path), path=name_of_file(path)).plan
+    return parse_file(read_text(path), path).plan
 
 
 def _findings(
-    text: str, path: str, previous: Plan | None, transport: str, *, lint: bool
+    text: str, path: str, csv: CsvReading, previous: Plan | None, args: argparse.Namespace
+) -> Sequence[Diagnostic]:
+    parsed = parse_text(text, path, csv)
+    if isinstance(parsed, tuple):
+        return parsed
+    found = _verified(parsed, previous, args)
+    return in_cells(found, parsed) if is_csv(path, csv) else found
+
+
+def _verified(
+    parsed: Parsed, previous: Plan | None, args: argparse.Namespace
 ) -> Sequence[Diagnostic]:
     from resihp.compiler.facts import facts_of
     from resihp.ir.verify import has_errors, verify
 
-    parsed = parse_text(text, path)
-    if isinstance(parsed, tuple):
-        return parsed
     if parsed.plan.reconfigure and previous is None:
         print(
-            f"{name_of_file(path)}: note: the reconfigure block is not checked without --previous",
+            f"{parsed.path}: note: the reconfigure block is not checked without --previous",
             file=sys.stderr,
         )
-    found = verify(parsed, previous=previous, facts=facts_of, transport=transport)
-    if not lint or has_errors(found):
+    found = verify(parsed, previous=previous, facts=facts_of, transport=args.transport)
+    if not args.lint or has_errors(found):
         return found
     from resihp.ir.lint import lint as warnings_of
 
-    return [*found, *warnings_of(parsed, transport=transport)]
+    return [*found, *warnings_of(parsed, transport=args.transport)]
 
 
 def _print(file: FileFindings) -> None:
