@@ -57,10 +57,13 @@ def _explain(code: str) -> str:
 
     example, text = example_of(code), explain(code)
     assert text is not None
+    what = "A file" if example.file("bad").endswith(".csv") else "A plan"
     parts = ["\n\n".join(textwrap.fill(part, _WIDTH) for part in text.split("\n\n")) + "\n"]
     if example.previous is not None:
-        parts.append(f"The plan before ({code}.previous.plan):\n\n{_indented(example.previous)}")
-    parts.append(f"A plan with this fault ({code}.bad.plan):\n\n{_indented(example.bad)}")
+        parts.append(
+            f"The plan before ({example.file('previous')}):\n\n{_indented(example.previous)}"
+        )
+    parts.append(f"{what} with this fault ({example.file('bad')}):\n\n{_indented(example.bad)}")
     parts.append(f"What `resihp verify` says:\n\n{_indented(_findings(example))}")
     parts.append(f"Mended:\n\n{_indented(change(example))}")
     return "\n".join(parts)
@@ -79,7 +82,7 @@ def _findings(example: Example) -> str:
     from resihp.ir.render import render_text
     from resihp.ir.verify import verify
 
-    path = f"{example.code}.bad.plan"
+    path = example.file("bad")
     parsed = parse_text(example.bad, path)
     if isinstance(parsed, tuple):
         return render_text(parsed, example.bad, path)

@@ -65,6 +65,36 @@ CODES: dict[str, Code] = {
         "What is out of place would be dropped when the text is lowered or expanded, and what "
         "runs would not be what was written.",
     ),
+    "RHP010": Code(
+        "cell cannot be read",
+        "A cell of torch's CSV holds one action, stage, kind and micro-batch as in `0F3`, or two "
+        "overlapped ones, `(0F7;7B3)OVERLAP_F_B`, and nothing else. UNSHARD, RESHARD and "
+        "REDUCE_GRAD take no micro-batch, all others need one.",
+        "torch reads a cell from its start and leaves alone what follows, so that `2F0F1` runs "
+        "2F0 there and F1 never.",
+    ),
+    "RHP011": Code(
+        "another vocabulary",
+        "In CSV files of 2024 B is the gradient of the input and BW the whole backward; today "
+        "they are I and B. A file is of one vocabulary: BW, or B and W of the same micro-batch, "
+        "mark one of 2024, which is read with `--vocabulary 2024`.",
+        "The same letters mean other work: torch reads the BW of such a file as a B without a "
+        "micro-batch, and nobody computes the gradients that were meant.",
+    ),
+    "RHP012": Code(
+        "row out of place",
+        "A row of torch's CSV is a rank and holds at least one action. A compute file has no "
+        "communication, and a REDUCE_GRAD at most after all work of its stage; a file with "
+        "communication has no empty cells.",
+        "torch counts a blank line as a rank, so that all rows below it would run on other ranks.",
+    ),
+    "RHP013": Code(
+        "stages not one to a row",
+        "In torch's CSV each stage is run by one rank, and stages are numbered from 0 without a "
+        "gap. Which rank runs which stage is not said anywhere else.",
+        "A stage on two ranks has two sets of parameters that go apart; where one is missing "
+        "its neighbours wait for ever.",
+    ),
     # --- ranges and names -------------------------------------------------------------------
     "RHP101": Code(
         "rank out of range",

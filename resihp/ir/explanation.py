@@ -1,7 +1,8 @@
 """The example of each diagnostic code: a plan with the fault and the same plan mended.
 
 They are files, `examples/RHP412.bad.plan` and `examples/RHP412.good.plan`; a code that needs the
-plan before has it as `.previous.plan`. The tests hold every bad one to its code and nothing else.
+plan before has it as `.previous.plan`. Codes about torch's CSV have `.csv` files instead. The tests
+hold every bad one to its code and nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from resihp.ir.codes import CODES
 
-__all__ = ["Example", "change", "example_of", "list_codes"]
+__all__ = ["Example", "change", "example_of", "file_of", "list_codes"]
 
 AREAS = {
     "0": "reading the text",
@@ -30,6 +31,8 @@ AREAS = {
 }
 """What the hundreds of a code say, in the order in which the verifier works."""
 
+_ABOUT_CSV = "RHP01"
+
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of one code; `previous` is the plan that ran before both."""
@@ -38,6 +41,15 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     bad: str
     good: str
     previous: str | None
+
+    def file(self, kind: str) -> str:
+        """The name of its file; `kind` is `bad`, `good` or `previous`."""
+        return file_of(self.code, kind)
+
+
+def file_of(code: str, kind: str) -> str:
+    """The name of the file of one text of a code."""
+    return f"{code}.{kind}.{'csv' if code.startswith(_ABOUT_CSV) else 'plan'}"
 
 
 def example_of(code: str) -> Example:
@@ -72,5 +84,5 @@ def list_codes() -> str:
 
 
 def _read(code: str, kind: str) -> str | None:
-    file = resources.files("resihp.ir").joinpath("examples", f"{code}.{kind}.plan")
+    file = resources.files("resihp.ir").joinpath("examples", file_of(code, kind))
     return file.read_text(encoding="utf-8") if file.is_file() else None

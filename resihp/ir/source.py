@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -12,23 +13,33 @@ from resihp.ir.diagnostics import Span
 from resihp.ir.lines import code_of
 from resihp.ir.model import Plan
 
-__all__ = ["BodyPlaces", "Parsed", "StreamSource", "instruction_columns"]
+__all__ = ["BodyPlaces", "Parsed", "Places", "StreamSource", "instruction_columns"]
 
 
-class BodyPlaces:
+class Places(ABC):
     """Where the instructions of one body stand; found when first asked for."""
+
+    @cached_property
+    def positions(self) -> tuple[tuple[int, int, int], ...]:
+        """(lines below that of the body, column, end column) of each instruction."""
+        return tuple(self.find())
+
+    @abstractmethod
+    def find(self) -> Iterator[tuple[int, int, int]]:
+        """What `positions` keeps."""
+
+
+class BodyPlaces(Places):
+    """In the text of a block, one instruction or pair a line."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
-    @cached_property
-    def positions(self) -> tuple[tuple[int, int, int], ...]:
-        """(lines below that of `{`, column, end column) of each instruction."""
-        return tuple(
-            (offset, *columns)
-            for offset, line in enumerate(self._text.split("\n"))
-            for columns in instruction_columns(code_of(line))
-        )
+    def find(self) -> Iterator[tuple[int, int, int]]:
+        """Lines count from that of `{`."""
+        for offset, line in enumerate(self._text.split("\n")):
+            for columns in instruction_columns(code_of(line)):
+                yield (offset, *columns)
 
 
 def instruction_columns(code: str) -> Iterator[tuple[int, int]]:
@@ -46,7 +57,7 @@ class StreamSource(msgspec.Struct, frozen=True, kw_only=True):
     head: Span
     body_line: int
     """Line of the text that `{` stands on."""
-    body: BodyPlaces
+    body: Places
 
     def span(self, index: int) -> Span:
         """Place of instruction `index` of the body."""

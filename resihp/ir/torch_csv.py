@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import PurePath
 
-from resihp.errors import PlanSyntaxError, UserError
-from resihp.ir.diagnostics import Diagnostic, Span
+from resihp.errors import UserError
+from resihp.ir.diagnostics import Span
 from resihp.ir.model import (
     Batch,
     Group,
@@ -32,12 +32,12 @@ from resihp.ir.model import (
     Plan,
     Stream,
 )
-from resihp.ir.parser import normalise
-from resihp.ir.source import Parsed, StreamSource
-from resihp.ir.torch_actions import KINDS, OLD_KINDS
+from resihp.ir.reader import normalise, syntax_error
+from resihp.ir.source import Parsed, Places, StreamSource
+from resihp.ir.torch_actions import KINDS, OLD_KINDS, Action
 from resihp.ir.torch_cells import name_cells
 from resihp.ir.torch_rows import (
-    MAX_FAULTS,
+    Cell,
     CsvKind,
     Row,
     Vocabulary,
@@ -75,12 +75,12 @@ def read_torch_csv(
     kind = kind or kind_of(rows)
     faults = faults or check_kind(rows, kind)
     if faults:
-        raise _syntax_error(faults, text, path)
+        raise syntax_error(name_cells(faults, text), path)
     level = Level.PLAN if kind == "comms" else Level.SCHEDULE
+    heads = tuple(Span(row.line, 1, row.end_column) for row in rows)
     stages = [_stages(row) for row in rows]
     num_stages = sum(map(len, stages))
     layers = _layers(num_stages if model is None else model.layers, num_stages)
-    streams = [_stream(row, level, len(stages[row.line - 1]) > 1, vocabulary) for row in rows]
     return Parsed(
         plan=Plan(
             model=model or _least_model(path, num_stages),
@@ -90,24 +90,22 @@ def read_torch_csv(
                 Group(replica=0, pp=pp, ranks=(pp,), layers=tuple(layers[s] for s in held))
                 for pp, held in enumerate(stages)
             ),
-            streams=tuple(stream for stream, _ in streams),
+            streams=tuple(
+                Stream(replicas=(0,), pp=pp, body=tuple(_body(row, level, vocabulary)))
+                for pp, row in enumerate(rows)
+            ),
             level=level,
         ),
         text=text,
         path=path,
-        statements={"plan": Span(1, 1, rows[0].end_column)},
-        groups=tuple(Span(row.line, 1, row.end_column) for row in rows),
-        reshards=(),
-        streams=tuple(source for _, source in streams),
+        statements={"plan": heads[0]},
+        groups=heads,
+        reconfigure=(),
+        streams=tuple(
+            StreamSource(head=head, body_line=row.line, body=_CellPlaces(row, level))
+            for row, head in zip(rows, heads, strict=True)
+        ),
     )
-
-
-def _syntax_error(faults: list[Diagnostic], text: str, path: str | None) -> PlanSyntaxError:
-    named = name_cells(sorted(faults, key=lambda fault: fault.span)[:MAX_FAULTS], text)
-    first = named[0]
-    count = f"{len(named)} faults" if len(named) > 1 else "1 fault"
-    where = f"{path or '<text>'}:{first.span.line}:{first.span.column}"
-    return PlanSyntaxError(f"{where}: {first.message} ({count})", named)
 
 
 def _stages(row: Row) -> list[int]:
@@ -148,34 +146,38 @@ def _num_forwards(rows: Sequence[Row]) -> int:
     return max(map(len, forward.values()), default=1)
 
 
-def _stream(
-    row: Row, level: Level, several: bool, vocabulary: Vocabulary
-) -> tuple[Stream, StreamSource]:
-    """What a row runs, and where it says so."""
-    placed = list(_instructions(row, level, several, vocabulary))
-    if level is Level.PLAN:
-        placed.append((Instr(Op.STEP), (0, row.end_column, row.end_column + 1)))
-    pp = row.line - 1
-    body, positions = zip(*placed, strict=True) if placed else ((), ())
-    source = StreamSource(
-        head=Span(row.line, 1, row.end_column), body_line=row.line, positions=positions
-    )
-    return Stream(replicas=(0,), pp=pp, body=body), source
-
-
-def _instructions(
-    row: Row, level: Level, several: bool, vocabulary: Vocabulary
-) -> Iterator[tuple[Instr, tuple[int, int, int]]]:
-    kinds = OLD_KINDS if vocabulary == "2024" else KINDS
+def _kept(row: Row, level: Level) -> Iterator[tuple[Cell, Action]]:
+    """What becomes an instruction."""
     for cell in row.cells:
         for action in cell.actions:
-            op = kinds[action.kind]
-            if op is Op.REDUCE_GRADS and level is Level.SCHEDULE:
-                continue
-            instr = Instr(
-                op,
-                action.microbatch,
-                stage=action.stage if several else None,
-                paired=len(cell.actions) > 1 and action is cell.actions[0],
-            )
-            yield instr, (0, cell.column + action.start, cell.column + action.end)
+            if level is Level.PLAN or action.kind != "REDUCE_GRAD":
+                yield cell, action
+
+
+def _body(row: Row, level: Level, vocabulary: Vocabulary) -> Iterator[Instr]:
+    kinds = OLD_KINDS if vocabulary == "2024" else KINDS
+    several = len(_stages(row)) > 1
+    for cell, action in _kept(row, level):
+        yield Instr(
+            kinds[action.kind],
+            action.microbatch,
+            stage=action.stage if several else None,
+            paired=len(cell.actions) > 1 and action is cell.actions[0],
+        )
+    if level is Level.PLAN:
+        yield Instr(Op.STEP)
+
+
+class _CellPlaces(Places):
+    """In the cells of a row; `step` stands after its end."""
+
+    def __init__(self, row: Row, level: Level) -> None:
+        self._row = row
+        self._level = level
+
+    def find(self) -> Iterator[tuple[int, int, int]]:
+        """All in the line of the row."""
+        for cell, action in _kept(self._row, self._level):
+            yield 0, cell.column + action.start, cell.column + action.end
+        if self._level is Level.PLAN:
+            yield 0, self._row.end_column, self._row.end_column + 1

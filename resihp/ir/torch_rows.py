@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from resihp.ir.diagnostics import Diagnostic, Related, Span
+from resihp.ir.reader import MAX_ERRORS, MAX_TEXT
 from resihp.ir.torch_actions import Action, CellError, read_cell
 
 __all__ = [
     "MAX_CELLS",
-    "MAX_CHARACTERS",
-    "MAX_FAULTS",
     "MAX_ROWS",
     "Cell",
     "CsvKind",
@@ -31,8 +30,6 @@ __all__ = [
 MAX_CELLS = 1 << 22
 """Most cells that are read, empty ones too."""
 MAX_ROWS = 1 << 16
-MAX_CHARACTERS = 64 << 20
-MAX_FAULTS = 50
 
 CsvKind = Literal["compute", "comms"]
 """torch is told by an argument of its loader which one a file is."""
@@ -79,7 +76,7 @@ def read_rows(text: str) -> tuple[list[Row], list[Diagnostic]]:
         rows.append(row)
         if not row.cells and len(faults) == num_faults:
             faults.append(_empty_row(line, number, len(lines)))
-        if len(faults) >= MAX_FAULTS:
+        if len(faults) >= MAX_ERRORS:
             break
     return rows, faults
 
@@ -87,7 +84,7 @@ def read_rows(text: str) -> tuple[list[Row], list[Diagnostic]]:
 def _too_large(text: str) -> list[Diagnostic]:
     num_rows = text.count("\n") + 1
     for what, number, most in (
-        ("characters", len(text), MAX_CHARACTERS),
+        ("characters", len(text), MAX_TEXT),
         ("rows", num_rows, MAX_ROWS),
         ("cells", text.count(",") + num_rows, MAX_CELLS),
     ):
@@ -112,7 +109,7 @@ def _read_row(
                 span = Span(number, column + error.start, column + error.end)
                 fault = Diagnostic(code="RHP010", message=error.message, span=span, hint=error.hint)
                 faults.append(fault)
-                if len(faults) >= MAX_FAULTS:
+                if len(faults) >= MAX_ERRORS:
                     break
                 actions = ()
         if actions:
@@ -186,11 +183,11 @@ def kind_of(rows: Sequence[Row]) -> CsvKind:
 def check_kind(rows: Sequence[Row], kind: CsvKind) -> list[Diagnostic]:
     """RHP012: no communication in a compute file, no idle slots in one with communication."""
     if kind == "comms":
-        return [_idle(row) for row in rows if row.idle][:MAX_FAULTS]
+        return [_idle(row) for row in rows if row.idle][:MAX_ERRORS]
     faults: list[Diagnostic] = []
     for row in rows:
         faults += _no_communication(row)
-    return faults[:MAX_FAULTS]
+    return faults[:MAX_ERRORS]
 
 
 def _idle(row: Row) -> Diagnostic:
@@ -242,7 +239,7 @@ def check_stages(rows: Sequence[Row]) -> list[Diagnostic]:
         if before[0] is not row and (action.stage, row.line) not in reported:
             reported.add((action.stage, row.line))
             faults.append(_in_two_rows(place, before))
-            if len(faults) == MAX_FAULTS:
+            if len(faults) == MAX_ERRORS:
                 break
     last = max(first)
     if last >= len(first):

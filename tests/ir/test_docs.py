@@ -7,6 +7,7 @@ from pathlib import Path
 
 from resihp.cli import VERBS, main
 from resihp.ir.codes import CODES
+from resihp.ir.explanation import file_of
 from resihp.ir.model import Op
 from resihp.ir.parser import parse
 from resihp.ir.printer import format_text
@@ -25,7 +26,7 @@ def test_the_table_of_codes_is_that_of_the_program():
             code,
             known.title,
             known.explanation,
-            f"[bad]({folder}/{code}.bad.plan), [mended]({folder}/{code}.good.plan)",
+            f"[bad]({folder}/{file_of(code, 'bad')}), [mended]({folder}/{file_of(code, 'good')})",
         )
         for code, known in CODES.items()
     ]

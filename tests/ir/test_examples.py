@@ -9,10 +9,11 @@ from importlib import resources
 import pytest
 
 from resihp.cli import main
+from resihp.cli.plan_files import parse_file
 from resihp.compiler.facts import facts_of
 from resihp.errors import PlanSyntaxError
 from resihp.ir.codes import CODES
-from resihp.ir.explanation import AREAS, change, example_of, list_codes
+from resihp.ir.explanation import AREAS, change, example_of, file_of, list_codes
 from resihp.ir.lint import lint
 from resihp.ir.parser import parse
 from resihp.ir.printer import format_text
@@ -21,11 +22,11 @@ from resihp.ir.verify import verify
 FOLDER = resources.files("resihp.ir").joinpath("examples")
 
 
-def codes_of(text, previous, *, code=""):
+def codes_of(text, previous, *, code="", path=""):
     """The codes that `resihp verify` reports, with `--lint` if `code` is a warning."""
     before = None if previous is None else parse(previous).plan
     try:
-        parsed = parse(text)
+        parsed = parse_file(text, path)
     except PlanSyntaxError as error:
         return {finding.code for finding in error.diagnostics}
     findings = verify(parsed, previous=before, facts=facts_of)
@@ -37,7 +38,7 @@ def codes_of(text, previous, *, code=""):
 def test_the_folder_holds_the_examples_of_all_codes_and_no_others():
     """A bad and a good plan each; a plan before only where codes are about two plans."""
     files = {file.name for file in FOLDER.iterdir()}
-    pairs = {f"{code}.{kind}.plan" for code in CODES for kind in ("bad", "good")}
+    pairs = {file_of(code, kind) for code in CODES for kind in ("bad", "good")}
     assert pairs <= files
     assert all(name.startswith("RHP8") for name in files - pairs)
     assert all(name.endswith(".previous.plan") for name in files - pairs)
@@ -47,15 +48,16 @@ def test_the_folder_holds_the_examples_of_all_codes_and_no_others():
 def test_the_bad_example_has_exactly_its_code(code):
     """No companions: what is explained is what the reader sees."""
     example = example_of(code)
-    assert codes_of(example.bad, example.previous, code=code) == {code}
+    assert codes_of(example.bad, example.previous, code=code, path=example.file("bad")) == {code}
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_the_good_example_is_clean_and_canonical(code):
     """It verifies without findings, as does the plan before, and `fmt` leaves it alone."""
     example = example_of(code)
-    assert codes_of(example.good, example.previous, code=code) == set()
-    assert format_text(parse(example.good)) == example.good
+    assert codes_of(example.good, example.previous, code=code, path=example.file("good")) == set()
+    if example.file("good").endswith(".plan"):
+        assert format_text(parse(example.good)) == example.good
     if example.previous is not None:
         assert codes_of(example.previous, None) == set()
 

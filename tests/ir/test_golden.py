@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from resihp.cli.csv_files import in_cells, is_csv
+from resihp.cli.plan_files import parse_file
 from resihp.compiler.facts import facts_of
 from resihp.errors import PlanSyntaxError
 from resihp.ir.codes import CODES
@@ -16,16 +18,23 @@ from resihp.ir.render import render_text
 from resihp.ir.verify import verify
 
 FOLDER = Path(__file__).parent / "golden"
-PLANS = sorted(path.stem for path in FOLDER.glob("*.plan") if ".previous" not in path.name)
+PLANS = {
+    path.stem: path
+    for path in sorted([*FOLDER.glob("*.plan"), *FOLDER.glob("*.csv")])
+    if ".previous" not in path.name
+}
 
 
 def rendered(text, previous, path):
     """What `resihp verify` prints about a plan, with `--lint` for the example of a warning."""
     before = None if previous is None else parse(previous).plan
     try:
-        findings = verify(parse(text), previous=before, facts=facts_of)
+        parsed = parse_file(text, path)
+        findings = verify(parsed, previous=before, facts=facts_of)
         if path.startswith("RHP9"):
-            findings += lint(parse(text))
+            findings += lint(parsed)
+        if is_csv(path):
+            findings = in_cells(findings, parsed)
     except PlanSyntaxError as error:
         findings = error.diagnostics
     return render_text(findings, text, path)
@@ -48,9 +57,9 @@ def test_the_diagnostics_read_as_agreed(name, request):
     """
     if name in CODES:
         example = example_of(name)
-        found = rendered(example.bad, example.previous, f"{name}.bad.plan")
+        found = rendered(example.bad, example.previous, example.file("bad"))
     else:
-        path = FOLDER / f"{name}.plan"
+        path = PLANS[name]
         before = path.with_suffix(".previous.plan")
         previous = before.read_text(encoding="utf-8") if before.exists() else None
         found = rendered(path.read_text(encoding="utf-8"), previous, path.name)

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resihp.errors import PlanSyntaxError, UserError
-from resihp.ir import torch_rows
 from resihp.ir.diagnostics import Span
 from resihp.ir.model import Instr, LayerRange, Level, ModelShape, Op
+from resihp.ir.reader import MAX_ERRORS, MAX_TEXT
 from resihp.ir.torch_cells import VOCABULARY_HINT, explain_words, name_cells
 from resihp.ir.torch_csv import read_torch_csv
+from resihp.ir.torch_rows import MAX_CELLS, MAX_ROWS
 
 
 def faults(text, **options):
@@ -194,7 +195,7 @@ def test_all_wrong_cells_are_reported_up_to_a_bound():
     """In the order of the text."""
     found = faults("0F0,0X0\n0Y0,0F0,Z\n")
     assert [(place.span.line, place.span.column) for place in found] == [(1, 6), (2, 2), (2, 9)]
-    assert len(faults("x," * 1000)) == torch_rows.MAX_FAULTS
+    assert len(faults("x," * 1000)) == MAX_ERRORS
 
 
 @pytest.mark.parametrize(
@@ -307,9 +308,9 @@ def test_stages_have_no_gap():
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("cells", "," * torch_rows.MAX_CELLS),
-        ("rows", "0F0\n" * torch_rows.MAX_ROWS),
-        ("characters", "0" * (torch_rows.MAX_CHARACTERS + 1)),
+        ("cells", "," * MAX_CELLS),
+        ("rows", "0F0\n" * MAX_ROWS),
+        ("characters", "0" * (MAX_TEXT + 1)),
     ],
 )
 def test_files_are_bounded_before_they_are_cut_up(what, text):
