@@ -109,7 +109,7 @@ def document(capsys, *arguments):
 @pytest.mark.parametrize("area", sorted({code[:4] for code in CODES}))
 def test_the_document_of_any_finding_keeps_to_the_standard(capsys, area):
     """All examples, bad and mended, with and without the plan before."""
-    files = sorted(FOLDER.glob(f"{area}*.plan"))
+    files = sorted(path for path in FOLDER.iterdir() if path.name.startswith(area))
     log = document(capsys, *(["--lint"] if area == "RHP9" else []), *files)
     assert faults(log, "log") == []
     (run,) = log["runs"]
