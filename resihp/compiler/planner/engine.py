@@ -9,15 +9,16 @@ and what helps, not to the number of replicas.
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from resihp.compiler.planner.problem import Capacity, Chunks, Problem, total
 from resihp.ir.model import Op
 
-__all__ = ["Engine", "Item", "Placing", "Planned", "Team"]
+__all__ = ["GREEDY", "Engine", "Item", "Placing", "Planned", "Style", "Team"]
 
 Item = tuple[int, int]
 """A micro-batch: (home replica, number there)."""
@@ -25,7 +26,22 @@ Placing = Mapping[Item, Mapping[int, int]]
 """The replica that runs a stage of a micro-batch, where that is not its home."""
 
 _ARRIVE_F, _ARRIVE_B, _DONE_F, _DONE_B, _DONE_W, _DONE_BW = range(6)
+_NEVER = 1 << 62
 _OP = {_DONE_F: Op.F, _DONE_B: Op.B, _DONE_W: Op.W, _DONE_BW: Op.BW}
+
+
+class Style(NamedTuple):
+    """How a worker chooses where more than one thing can be done."""
+
+    overrun: float = 1.0
+    """The share of a W by which it may delay an F or B that is known to come; 1: W whenever there
+    is nothing better at the moment."""
+    whim: float = 0.0
+    """Probability of doing the second best, to look beyond the greedy choice."""
+    seed: int = 0
+
+
+GREEDY = Style()
 
 
 class Planned(NamedTuple):
@@ -52,6 +68,7 @@ class Team:
 
     __slots__ = (
         "busy",
+        "done_at",
         "finished",
         "given",
         "in_flight",
@@ -68,7 +85,9 @@ class Team:
 
     def __init__(self, members: list[int], num_stages: int) -> None:
         self.members = members
-        self.busy = [False] * num_stages
+        self.busy = [-1] * num_stages
+        """What each worker does: the kind of event that ends it, or -1."""
+        self.done_at = [0] * num_stages
         self.live = [0] * num_stages
         self.in_flight = [0] * num_stages
         self.num_forward = [0] * num_stages
@@ -87,7 +106,8 @@ class Team:
     def copy_for(self, member: int) -> Team:
         """The same state for one member alone."""
         twin = Team([member], 0)
-        twin.busy, twin.live, twin.in_flight = self.busy[:], self.live[:], self.in_flight[:]
+        twin.busy, twin.done_at, twin.live = self.busy[:], self.done_at[:], self.live[:]
+        twin.in_flight = self.in_flight[:]
         twin.num_forward, twin.finished = self.num_forward[:], self.finished[:]
         twin.load, twin.next_own = self.load[:], self.next_own[:]
         twin.given = [set(numbers) for numbers in self.given]
@@ -112,6 +132,7 @@ class Engine:
         problem: Problem,
         placing: Placing,
         migrate: Callable[[Engine, int], None] | None = None,
+        style: Style = GREEDY,
     ) -> None:
         """`placing` is fixed beforehand; `migrate(engine, stage)` may move more as it goes.
 
@@ -120,6 +141,8 @@ class Engine:
         self.problem = problem
         self.now = 0
         self.migrate = migrate
+        self.style = style
+        self._random = random.Random(style.seed) if style.whim else None
         self.placing: dict[Item, dict[int, int]] = {
             item: dict(stages) for item, stages in placing.items()
         }
@@ -208,7 +231,7 @@ class Engine:
         elif kind == _ARRIVE_B:
             heappush(team.ready_b[stage], self._urgency(code))
         else:
-            team.busy[stage] = False
+            team.busy[stage] = -1
             team.finished[stage] = self.now
             sizes = self.capacity(member, stage)
             if kind == _DONE_F:
@@ -343,32 +366,78 @@ class Engine:
 
     def _dispatch(self, team: Team, stage: int) -> None:
         """Start the most urgent work of a worker, if it is free and there is any."""
-        if team.busy[stage]:
+        if team.busy[stage] >= 0:
             return
         member = team.members[0]
         if self.problem.replicas[member].chunks[stage] is None:
             return
-        sizes, chunks = self.capacity(member, stage), self.chunks(member, stage)
-        live = team.live[stage]
-        if team.ready_b[stage] and (live + sizes.held <= sizes.free or not team.waiting_w[stage]):
-            code = self._code(heappop(team.ready_b[stage]))
-            team.live[stage] += sizes.held
-            if self.problem.split:
-                self._start(team, stage, _DONE_B, code, chunks.backward_input)
-            else:
-                ticks = chunks.backward_input + chunks.backward_weight
-                self._start(team, stage, _DONE_BW, code, ticks)
+        if self.style is not GREEDY:
+            for choice in self._choices(team, stage):
+                choice(team, member, stage)
+                return
+        elif team.ready_b[stage] and not (team.waiting_w[stage] and self._is_short(team, stage)):
+            self._start_b(team, member, stage)
         elif team.ready_f[stage] and self.has_room(team, stage):
-            code = self._code(heappop(team.ready_f[stage]))
-            team.live[stage] += sizes.activation
-            team.in_flight[stage] += 1
-            if code < self._size:
-                team.next_own[stage] = code + 1
-            self._start(team, stage, _DONE_F, code, chunks.forward)
+            self._start_f(team, member, stage)
         elif team.waiting_w[stage]:
-            self._start(
-                team, stage, _DONE_W, team.waiting_w[stage].popleft(), chunks.backward_weight
-            )
+            self._start_w(team, member, stage)
+
+    def _is_short(self, team: Team, stage: int) -> bool:
+        """Whether memory has no room for a B before a W has ended."""
+        sizes = self.capacity(team.members[0], stage)
+        return team.live[stage] + sizes.held > sizes.free
+
+    def _choices(self, team: Team, stage: int) -> Iterator[Callable[[Team, int, int], None]]:
+        """What the worker can start now, the most urgent first, or after a whim the second."""
+        found: list[Callable[[Team, int, int], None]] = []
+        if team.ready_b[stage] and not (team.waiting_w[stage] and self._is_short(team, stage)):
+            found.append(self._start_b)
+        blocked = bool(team.ready_b[stage]) and not found
+        if team.ready_f[stage]:
+            if self.has_room(team, stage):
+                found.append(self._start_f)
+            elif not found:
+                blocked = True
+        if team.waiting_w[stage] and (blocked or self._w_fits(team, stage)):
+            found.append(self._start_w)
+        if self._random is not None and len(found) > 1 and self._random.random() < self.style.whim:
+            found.pop(0)
+        return iter(found)
+
+    def _w_fits(self, team: Team, stage: int) -> bool:
+        """Whether a W delays no F or B that is on its way by more than the style allows."""
+        if self.style.overrun >= 1:
+            return True
+        coming = _NEVER
+        edges = self.problem.replicas[team.members[0]].edges
+        if stage > 0 and team.busy[stage - 1] == _DONE_F:
+            coming = team.done_at[stage - 1] + edges[stage - 1]
+        if stage + 1 < self.problem.num_stages and team.busy[stage + 1] in (_DONE_B, _DONE_BW):
+            coming = min(coming, team.done_at[stage + 1] + edges[stage])
+        ticks = self.chunks(team.members[0], stage).backward_weight
+        return self.now + ticks * (1 - self.style.overrun) <= coming
+
+    def _start_b(self, team: Team, member: int, stage: int) -> None:
+        chunks = self.chunks(member, stage)
+        code = self._code(heappop(team.ready_b[stage]))
+        team.live[stage] += self.capacity(member, stage).held
+        if self.problem.split:
+            self._start(team, stage, _DONE_B, code, chunks.backward_input)
+        else:
+            ticks = chunks.backward_input + chunks.backward_weight
+            self._start(team, stage, _DONE_BW, code, ticks)
+
+    def _start_f(self, team: Team, member: int, stage: int) -> None:
+        code = self._code(heappop(team.ready_f[stage]))
+        team.live[stage] += self.capacity(member, stage).activation
+        team.in_flight[stage] += 1
+        if code < self._size:
+            team.next_own[stage] = max(team.next_own[stage], code + 1)
+        self._start(team, stage, _DONE_F, code, self.chunks(member, stage).forward)
+
+    def _start_w(self, team: Team, member: int, stage: int) -> None:
+        code = team.waiting_w[stage].popleft()
+        self._start(team, stage, _DONE_W, code, self.chunks(member, stage).backward_weight)
 
     def has_room(self, team: Team, stage: int) -> bool:
         """Whether the worker may run one more F now."""
@@ -379,7 +448,7 @@ class Engine:
         return team.live[stage] + sizes.activation + sizes.held <= sizes.free
 
     def _start(self, team: Team, stage: int, kind: int, code: int, ticks: int) -> None:
-        team.busy[stage] = True
+        team.busy[stage], team.done_at[stage] = kind, self.now + ticks
         team.out[stage].append((_OP[kind], code))
         self._num_events += 1
         heappush(
