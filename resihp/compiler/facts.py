@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Batch, Group, LayerRange, ModelShape, Op, Plan, Stream
-from resihp.ir.reshard import ShardMove
+from resihp.ir.reshard import ShardLoad, ShardMove
 
 __all__ = ["facts_of", "move_bytes", "num_parameters", "peak_partials", "stage_facts"]
 
@@ -92,7 +92,7 @@ def num_parameters(model: ModelShape, layers: LayerRange, tp: int) -> int:
     return total
 
 
-def move_bytes(model: ModelShape, move: ShardMove) -> int:
+def move_bytes(model: ModelShape, move: ShardMove | ShardLoad) -> int:
     """Bytes of one move of a reconfiguration: parameters and both AdamW moments."""
     width = model.hidden // max(model.heads, 1)
     cut = 2 * model.hidden * (model.heads + model.kv_heads) * width + 3 * model.hidden * model.ffn

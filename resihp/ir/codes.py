@@ -363,35 +363,37 @@ CODES: dict[str, Code] = {
     # --- adaptation -------------------------------------------------------------------------
     "RHP801": Code(
         "state has no source",
-        "A member needs a shard that it did not hold before and that no reshard line brings.",
+        "A member needs a shard that it did not hold before and that no line "
+        "of `reconfigure` brings.",
         "The member would train on from parameters that nobody gave it.",
     ),
     "RHP802": Code(
         "state brought twice",
-        "Two reshard lines bring the same layers from the same group to the same group. (From "
-        "different groups they may: each piece comes from the first that has a live holder.)",
+        "Two lines of `reconfigure` bring the same layers from the same source to the same "
+        "target. (From different sources they may: each piece comes from the first line that can "
+        "give it.)",
         "One of the lines says nothing, so it is not what its author meant.",
     ),
     "RHP803": Code(
         "source does not hold the layers",
-        "The source of a reshard line is a group of the previous plan; it must exist there and "
-        "hold all layers of the line.",
+        "The source of a `reshard` line is a group of the previous plan, that of a `move` line a "
+        "rank of such a group; it must exist there and hold all layers of the line.",
         "The ranks of the source would be asked for parameters that they never had.",
     ),
     "RHP804": Code(
         "source is lost",
-        "The ranks that hold the needed shard in the source groups are all lost.",
+        "The ranks that hold the needed shard in the sources of its lines are all lost.",
         "The transfer would wait for a process that is gone, and the recovery would need a "
         "recovery.",
     ),
     "RHP805": Code(
         "target does not take the layers",
-        "The target of a reshard line is a group of this plan; it must exist and hold all "
-        "layers of the line.",
+        "The target of a line of `reconfigure` is a group of this plan, that of `move` a rank of "
+        "one; the group must exist and hold all layers of the line.",
         "State would be sent to ranks that have no place for it.",
     ),
     "RHP806": Code(
-        "needless reshard",
+        "needless line of reconfigure",
         "The target already holds everything that the line would bring, or an earlier line "
         "brings it.",
         "The recovery takes longer than it must, and the line hides what really moves.",
@@ -407,6 +409,19 @@ CODES: dict[str, Code] = {
         "A plan follows another only if the model, the mesh and the batch are the same.",
         "Shards would be cut by other sizes and the global batch would change in the middle "
         "of a run.",
+    ),
+    "RHP809": Code(
+        "move between unlike members",
+        "`move` hands the state of one rank on as it is, so both ranks must be the same member of "
+        "groups of the same TP degree: the source in the previous plan, the target in this one. "
+        "(`reshard` cuts anew.)",
+        "The target would hold another member's shard under its own name.",
+    ),
+    "RHP810": Code(
+        "version of another step",
+        "`load` reads the saved version of the step at which the plan resumes, as its `resume` "
+        "line says.",
+        "Some layers would go on from older parameters than the others.",
     ),
     # --- lint -------------------------------------------------------------------------------
     "RHP901": Code(

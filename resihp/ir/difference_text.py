@@ -157,10 +157,12 @@ def _source(change: SourceChange) -> str:
 def _state(moves: Sequence[StateMove]) -> Iterator[str]:
     if moves:
         total = sum(move.num_bytes for move in moves)
-        pairs = "1 pair" if len(moves) == 1 else f"{len(moves)} pairs"
+        num_pairs = sum(move.source is not None for move in moves)
+        pairs = "1 pair" if num_pairs == 1 else f"{num_pairs} pairs"
         yield f"{readable_bytes(total)} in all, between {pairs} of ranks"
     for move in moves:
-        yield f"rank {move.source} -> rank {move.target}: {readable_bytes(move.num_bytes)}"
+        source = "saved version" if move.source is None else f"rank {move.source}"
+        yield f"{source} -> rank {move.target}: {readable_bytes(move.num_bytes)}"
 
 
 def _time(before: Measures | None, after: Measures | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ import msgspec
 from resihp.ir.facts import Facts
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Plan
-from resihp.ir.reshard import ShardMove, transfers
+from resihp.ir.reshard import ShardLoad, ShardMove, loads, transfers
 from resihp.ir.timeline import UNIT_COST, play
 from resihp.ir.verify.memory import peak_bytes
 
@@ -37,9 +37,10 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateMove(msgspec.Struct, frozen=True, kw_only=True):
-    """State that one rank sends to another before the first iteration."""
+    """State that one rank sends to another, or reads, before the first iteration."""
 
-    source: int
+    source: int | None
+    """None: a saved version."""
     target: int
     num_bytes: int
 
@@ -66,13 +67,25 @@ def _peak(plan: Plan, facts: Facts) -> Peak | None:
 
 
 def state_moves(
-    previous: Plan, plan: Plan, bytes_of: Callable[[ShardMove], int]
+    previous: Plan, plan: Plan, bytes_of: Callable[[ShardMove | ShardLoad], int]
 ) -> tuple[StateMove, ...]:
-    """Bytes per rank pair, by source and target; `plan` is verified to follow `previous`."""
-    total: Counter[tuple[int, int]] = Counter()
+    """Bytes per rank pair, by source and target, then per rank that reads a saved version.
+
+    `plan` is verified to follow `previous`.
+    """
+    moved: Counter[tuple[int, int]] = Counter()
     for move in transfers(previous, plan):
-        total[move.source, move.target] += bytes_of(move)
-    return tuple(
-        StateMove(source=source, target=target, num_bytes=num_bytes)
-        for (source, target), num_bytes in sorted(total.items())
+        moved[move.source, move.target] += bytes_of(move)
+    read: Counter[int] = Counter()
+    for load in loads(previous, plan):
+        read[load.target] += bytes_of(load)
+    return (
+        *(
+            StateMove(source=source, target=target, num_bytes=num_bytes)
+            for (source, target), num_bytes in sorted(moved.items())
+        ),
+        *(
+            StateMove(source=None, target=target, num_bytes=num_bytes)
+            for target, num_bytes in sorted(read.items())
+        ),
     )

@@ -1,26 +1,39 @@
-"""Which pieces of state cross ranks when one plan follows another.
+"""Which pieces of state cross ranks, or are read from storage, when one plan follows another.
 
 A layer's state is cut along its shards into N = max TP degree of both meshes equal chunks:
-member i of a group of degree t holds chunks i*N//t .. (i+1)*N//t - 1. Both ends of a move derive
-the same list from the two plans, so nothing is negotiated.
+member i of a group of degree t holds chunks i*N//t .. (i+1)*N//t - 1. What a rank held before
+and still needs stays where it is; every other piece comes from the first line of the reconfigure
+block that can give it. Parameters, both moments and the step go together. Both ends of a move
+derive the same list from the two plans, so nothing is negotiated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from resihp.ir.model import Group, GroupName, Plan
+from resihp.ir.model import Group, LayerRange, Load, Move, Plan, Reshard
 
 __all__ = [
+    "Change",
+    "Giver",
+    "Line",
+    "Need",
+    "ShardLoad",
     "ShardMove",
     "chunks_of_member",
     "holder_of_chunk",
-    "live_holder",
+    "holds",
+    "layers_of",
+    "loads",
     "num_state_chunks",
     "transfers",
 ]
+
+Line = Reshard | Move | Load
+"""A line of the reconfigure block."""
 
 
 class ShardMove(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +47,33 @@ class ShardMove(msgspec.Struct, frozen=True, kw_only=True):
     target: int
     replicated: bool = False
     """The tensors that every member holds whole (norms, biases): once per layer and target."""
+
+
+class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of one layer's state that rank `target` reads from the saved version `step`."""
+
+    layer: int
+    chunk: int
+    num_chunks: int
+    step: int
+    target: int
+    replicated: bool = False
+
+
+class Need(NamedTuple):
+    """What one rank lacks of one layer."""
+
+    rank: int
+    chunks: list[int]
+    whole: bool
+    """It lacks the tensors that every member holds whole, too."""
+
+
+class Giver(NamedTuple):
+    """Who gives a piece: a line, by its index in the block, and its rank (None: storage)."""
+
+    line: int
+    rank: int | None
 
 
 def num_state_chunks(previous: Plan, plan: Plan) -> int:
@@ -51,77 +91,171 @@ def holder_of_chunk(group: Group, chunk: int, num_chunks: int) -> int:
     return group.ranks[chunk * group.tp // num_chunks]
 
 
+def layers_of(group: Group) -> Iterator[int]:
+    """Every layer that the group holds, in its order."""
+    for first, last in group.layers:
+        yield from range(first, last + 1)
+
+
+def holds(group: Group, layers: LayerRange) -> bool:
+    """Whether the group holds all of `layers`, in whatever stages."""
+    missing = layers.first
+    for first, last in sorted(group.layers):
+        if first <= missing <= last:
+            missing = last + 1
+    return missing > layers.last
+
+
 def transfers(previous: Plan, plan: Plan) -> tuple[ShardMove, ...]:
     """Every move of the reconfiguration from `previous` to `plan`, in one fixed order.
 
     The order is that of the targets in the reconfigure block, then layer, target member, chunk.
-    Where several lines bring a layer to a target, a chunk comes from the first one whose holder
-    of it is alive. Both plans are verified.
+    Both plans are verified.
     """
-    targets = dict.fromkeys(reshard.target for reshard in plan.reshards)
-    return tuple(move for name in targets for move in _moves(previous, plan, name))
+    return tuple(piece for piece in _pieces(previous, plan) if isinstance(piece, ShardMove))
 
 
-def _moves(previous: Plan, plan: Plan, name: GroupName) -> Iterator[ShardMove]:
-    target = plan.group(*name)
-    assert target is not None, f"{name} is no group of this plan"
-    num_chunks = num_state_chunks(previous, plan)
-    held = {rank: _held(previous, rank, num_chunks) for rank in target.ranks}
-    for layer in range(target.sole_layers.first, target.sole_layers.last + 1):
-        sources = _sources(previous, plan, name, layer)
-        if not sources:
-            continue  # verified: every member holds what it needs of this layer
+def loads(previous: Plan, plan: Plan) -> tuple[ShardLoad, ...]:
+    """Every piece that is read from a saved version, in the same order. Both are verified."""
+    return tuple(piece for piece in _pieces(previous, plan) if isinstance(piece, ShardLoad))
+
+
+class Change:
+    """Two layouts: what each rank lacks, and who can give it."""
+
+    def __init__(self, previous: Plan, plan: Plan) -> None:
+        self.plan = plan
+        self.num_chunks = num_state_chunks(previous, plan)
+        self.lost = frozenset(plan.lost)
+        self.old = {group.name: group for group in previous.groups}
+        self.member = {
+            rank: (group, index)
+            for group in previous.groups
+            for index, rank in enumerate(group.ranks)
+        }
+        """Group of the plan before, and index in it, of each rank that was in one."""
+
+    def lines_to(self, target: Group) -> list[int]:
+        """Indices of the lines that bring something to members of `target`."""
+        return [
+            index
+            for index, line in enumerate(self.plan.reconfigure)
+            if (
+                line.target in target.ranks
+                if isinstance(line, Move)
+                else line.target == target.name
+            )
+        ]
+
+    def needs(self, target: Group, layer: int) -> Iterator[Need]:
+        """What members of `target` lack of `layer`, member by member."""
         for index, rank in enumerate(target.ranks):
-            layers, chunks = held[rank]
-            holds_layer = layers.start <= layer < layers.stop
-            if not holds_layer:
-                yield ShardMove(
-                    layer=layer,
-                    chunk=0,
-                    num_chunks=1,
-                    source=next(r for s in sources for r in s.ranks if r not in plan.lost),
-                    target=rank,
-                    replicated=True,
-                )
-            for chunk in chunks_of_member(index, target.tp, num_chunks):
-                if not (holds_layer and chunk in chunks):
-                    holder = live_holder(sources, chunk, num_chunks, plan.lost)
-                    assert holder is not None, f"nobody left can give chunk {chunk} of {layer}"
-                    yield ShardMove(
-                        layer=layer,
-                        chunk=chunk,
-                        num_chunks=num_chunks,
-                        source=holder[1],
-                        target=rank,
-                    )
+            held = self._held_chunks(rank, layer)
+            wanted = chunks_of_member(index, target.tp, self.num_chunks)
+            chunks = [chunk for chunk in wanted if held is None or chunk not in held]
+            if chunks:
+                yield Need(rank, chunks, held is None)
+
+    def _held_chunks(self, rank: int, layer: int) -> range | None:
+        """None where the rank held nothing of the layer."""
+        if rank not in self.member:
+            return None
+        group, index = self.member[rank]
+        if not any(first <= layer <= last for first, last in group.layers):
+            return None
+        return chunks_of_member(index, group.tp, self.num_chunks)
+
+    def covers(self, line: Line, rank: int, layer: int) -> bool:
+        """Whether a line to the group of `rank` is about what that rank lacks of `layer`."""
+        concerned = not isinstance(line, Move) or line.target == rank
+        return concerned and line.layers.first <= layer <= line.layers.last
+
+    def holder(self, line: Reshard | Move, chunk: int) -> int:
+        """The rank that has `chunk`, dead or alive, by a line whose source exists."""
+        if isinstance(line, Move):
+            return line.source
+        return holder_of_chunk(self.old[line.source], chunk, self.num_chunks)
+
+    def giver(self, lines: Sequence[int], chunk: int) -> Giver | None:
+        """Of `chunk`: the first of `lines` that can give it; None if all holders are lost."""
+        for index in lines:
+            line = self.plan.reconfigure[index]
+            if isinstance(line, Load):
+                return Giver(index, None)
+            rank = self.holder(line, chunk)
+            if rank not in self.lost:
+                return Giver(index, rank)
+        return None
+
+    def giver_of_whole(self, lines: Sequence[int]) -> Giver | None:
+        """Of the tensors that every member holds whole: the first live rank of the sources."""
+        for index in lines:
+            line = self.plan.reconfigure[index]
+            if isinstance(line, Load):
+                return Giver(index, None)
+            ranks = (line.source,) if isinstance(line, Move) else self.old[line.source].ranks
+            for rank in ranks:
+                if rank not in self.lost:
+                    return Giver(index, rank)
+        return None
 
 
-def live_holder(
-    sources: Sequence[Group], chunk: int, num_chunks: int, lost: Collection[int]
-) -> tuple[int, int] | None:
-    """(index of the source, rank) of the first of `sources` whose holder of `chunk` is alive."""
-    for index, source in enumerate(sources):
-        rank = holder_of_chunk(source, chunk, num_chunks)
-        if rank not in lost:
-            return index, rank
-    return None
+def _pieces(previous: Plan, plan: Plan) -> Iterator[ShardMove | ShardLoad]:
+    if not plan.reconfigure:
+        return
+    change = Change(previous, plan)
+    groups = {group.name: group for group in plan.groups}
+    of_rank = {rank: group.name for group in plan.groups for rank in group.ranks}
+    targets = dict.fromkeys(
+        of_rank[line.target] if isinstance(line, Move) else line.target for line in plan.reconfigure
+    )
+    for name in targets:
+        lines = change.lines_to(groups[name])
+        for layer in layers_of(groups[name]):
+            for need in change.needs(groups[name], layer):
+                yield from _brought(change, lines, layer, need)
 
 
-def _sources(previous: Plan, plan: Plan, target: GroupName, layer: int) -> list[Group]:
-    """Groups of the plan before that bring `layer` to `target`, in the order of their lines."""
-    found: list[Group] = []
-    for reshard in plan.reshards:
-        if reshard.target == target and reshard.layers.first <= layer <= reshard.layers.last:
-            source = previous.group(*reshard.source)
-            assert source is not None, f"{reshard.source} is no group of the previous plan"
-            found.append(source)
-    return found
+def _brought(
+    change: Change, lines: Sequence[int], layer: int, need: Need
+) -> Iterator[ShardMove | ShardLoad]:
+    rank, num_chunks = need.rank, change.num_chunks
+    about = [i for i in lines if change.covers(change.plan.reconfigure[i], rank, layer)]
+    if need.whole:
+        giver = change.giver_of_whole(about)
+        yield _piece(change, giver, layer, 0, 1, rank, replicated=True)
+    for chunk in need.chunks:
+        giver = change.giver(about, chunk)
+        yield _piece(change, giver, layer, chunk, num_chunks, rank, replicated=False)
 
 
-def _held(previous: Plan, rank: int, num_chunks: int) -> tuple[range, range]:
-    """Layers and chunks of each that `rank` holds before the reconfiguration."""
-    group = previous.group_of(rank)
-    if group is None:
-        return range(0), range(0)
-    layers = range(group.sole_layers.first, group.sole_layers.last + 1)
-    return layers, chunks_of_member(group.ranks.index(rank), group.tp, num_chunks)
+def _piece(
+    change: Change,
+    giver: Giver | None,
+    layer: int,
+    chunk: int,
+    num_chunks: int,
+    target: int,
+    *,
+    replicated: bool,
+) -> ShardMove | ShardLoad:
+    assert giver is not None, f"nobody left can give chunk {chunk} of layer {layer} to {target}"
+    line = change.plan.reconfigure[giver.line]
+    if giver.rank is not None:
+        return ShardMove(
+            layer=layer,
+            chunk=chunk,
+            num_chunks=num_chunks,
+            source=giver.rank,
+            target=target,
+            replicated=replicated,
+        )
+    assert isinstance(line, Load)
+    return ShardLoad(
+        layer=layer,
+        chunk=chunk,
+        num_chunks=num_chunks,
+        step=line.step,
+        target=target,
+        replicated=replicated,
+    )

@@ -52,16 +52,17 @@ class Staged(NamedTuple):
     """Transfers between equal degrees are cut too."""
 
 
-def random_staged(rng: random.Random) -> Staged:
+def random_staged(rng: random.Random, mesh: Mesh | None = None) -> Staged:
     """A plan without findings."""
-    pp, dp, tp = rng.choice((1, 2, 2, 3)), rng.choice((1, 2, 2, 3)), rng.choice((1, 2, 4))
+    if mesh is None:
+        mesh = Mesh(tp=rng.choice((1, 2, 4)), pp=rng.choice((1, 2, 3)), dp=rng.choice((1, 2, 3)))
+    pp, dp = mesh.pp, mesh.dp
     num_stages = rng.randint(pp, min(2 * pp + 1, MODEL.layers))
     positions = [*range(pp), *(rng.randrange(pp) for _ in range(num_stages - pp))]
     rng.shuffle(positions)
     cuts = sorted(rng.sample(range(1, MODEL.layers), num_stages - 1))
     edges = [0, *cuts, MODEL.layers]
     layers = [LayerRange(edges[i], edges[i + 1] - 1) for i in range(num_stages)]
-    mesh = Mesh(tp=tp, pp=pp, dp=dp)
     groups = tuple(_groups(rng, mesh, positions, layers))
     num_microbatches = rng.choice((1, 2, 3))
     holders = {pos: [g.replica for g in groups if g.pp == pos] for pos in range(pp)}

@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from resihp.ir.diagnostics import Related, Span
-from resihp.ir.model import Group, GroupName, Plan
-from resihp.ir.reshard import (
-    chunks_of_member,
-    holder_of_chunk,
-    live_holder,
-    num_state_chunks,
-)
+from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard
+from resihp.ir.reshard import Change, Line, Need, holds, layers_of
 from resihp.ir.source import Parsed
 from resihp.ir.verify.findings import Findings, listed
 
 __all__ = ["check_adaptation", "check_targets"]
 
 
-class _Need(NamedTuple):
-    """What one member of a new group lacks of one layer."""
-
-    rank: int
-    chunks: list[int]
-
-
 def check_targets(parsed: Parsed, findings: Findings) -> None:
-    """RHP805 and RHP802, which need no previous plan."""
+    """RHP802, RHP805 and RHP810, which need no previous plan."""
     plan = parsed.plan
     groups = {group.name: group for group in plan.groups}
-    brought: dict[tuple[GroupName, GroupName, int], Span] = {}
-    for span, reshard in zip(parsed.reconfigure, plan.reshards, strict=True):
-        target = groups.get(reshard.target)
-        if target is None or not _holds(target, reshard.layers.first, reshard.layers.last):
-            has = "there is no such group" if target is None else f"it holds {target.sole_layers}"
-            message = f"{reshard.target} does not take layers {reshard.layers}: {has}"
-            findings.add("RHP805", span, message)
-            continue
-        twice: dict[Span, list[int]] = {}
-        for layer in range(reshard.layers.first, reshard.layers.last + 1):
-            first = brought.setdefault((reshard.source, reshard.target, layer), span)
-            if first != span:
-                twice.setdefault(first, []).append(layer)
-        for first, layers in twice.items():
-            findings.add(
-                "RHP802",
-                span,
-                f"layer {listed(layers)} of {reshard.target} is brought twice from "
-                f"{reshard.source}",
-                related=(Related("the first is here", first),),
-            )
+    of_rank = {rank: group for group in plan.groups for rank in group.ranks}
+    brought: dict[tuple[object, object, int], Span] = {}
+    for span, line in zip(parsed.reconfigure, plan.reconfigure, strict=True):
+        target = of_rank.get(line.target) if isinstance(line, Move) else groups.get(line.target)
+        if isinstance(line, Load):
+            _check_version(parsed, span, line, findings)
+        if target is None or not holds(target, line.layers):
+            _report_target(span, line, target, findings)
+        else:
+            _check_once(span, line, target.name, brought, findings)
 
 
 def check_adaptation(parsed: Parsed, previous: Plan, findings: Findings) -> None:
-    """RHP801, RHP803, RHP804 and RHP806 to RHP808."""
+    """RHP801, RHP803, RHP804 and RHP806 to RHP809."""
     if not _check_same_job(parsed, previous, findings):
         return
     _check_lost_stay_lost(parsed, previous, findings)
@@ -64,8 +40,60 @@ def check_adaptation(parsed: Parsed, previous: Plan, findings: Findings) -> None
     check.needless()
 
 
-def _holds(group: Group, first: int, last: int) -> bool:
-    return group.sole_layers.first <= first and last <= group.sole_layers.last
+def _check_version(parsed: Parsed, span: Span, line: Load, findings: Findings) -> None:
+    resume = parsed.plan.resume
+    if resume is None:
+        message = f"this loads version {line.step}, but the plan does not say where it resumes"
+        hint = f"add `resume step={line.step} keep=none`"
+        findings.add("RHP810", parsed.attribute(span, "step"), message, hint=hint)
+    elif resume.step != line.step:
+        findings.add(
+            "RHP810",
+            parsed.attribute(span, "step"),
+            f"this loads version {line.step}, but the plan resumes at step {resume.step}",
+            related=(Related("given here", parsed.statement("resume")),),
+        )
+
+
+def _report_target(span: Span, line: Line, target: Group | None, findings: Findings) -> None:
+    if isinstance(line, Move):
+        what = f"rank {line.target} does not take layers {line.layers}"
+        has = "it is in no group" if target is None else f"{target.name} holds {_held(target)}"
+    else:
+        what = f"{line.target} does not take layers {line.layers}"
+        has = "there is no such group" if target is None else f"it holds {_held(target)}"
+    findings.add("RHP805", span, f"{what}: {has}")
+
+
+def _held(group: Group) -> str:
+    return ",".join(map(str, group.layers))
+
+
+def _check_once(
+    span: Span,
+    line: Line,
+    target: GroupName,
+    brought: dict[tuple[object, object, int], Span],
+    findings: Findings,
+) -> None:
+    """RHP802: the same layers from the same source to the same target."""
+    source = "a saved version" if isinstance(line, Load) else line.source
+    twice: dict[Span, list[int]] = {}
+    for layer in range(line.layers.first, line.layers.last + 1):
+        first = brought.setdefault((source, line.target, layer), span)
+        if first != span:
+            twice.setdefault(first, []).append(layer)
+    if isinstance(line, Move):
+        ends = f"of rank {line.target} is brought twice from rank {line.source}"
+    else:
+        ends = f"of {target} is brought twice from {source}"
+    for first, layers in twice.items():
+        findings.add(
+            "RHP802",
+            span,
+            f"layer {listed(layers)} {ends}",
+            related=(Related("the first is here", first),),
+        )
 
 
 def _check_same_job(parsed: Parsed, previous: Plan, findings: Findings) -> bool:
@@ -101,133 +129,203 @@ class _Check:
         self.plan = parsed.plan
         self.previous = previous
         self.findings = findings
-        self.lost = frozenset(self.plan.lost)
-        self.num_chunks = num_state_chunks(previous, self.plan)
-        self.old: Mapping[GroupName, Group] = {group.name: group for group in previous.groups}
-        self.held = {
-            rank: (group, index)
-            for group in previous.groups
-            for index, rank in enumerate(group.ranks)
-        }
-        self.needed: set[int] = set()
-        """Indices of the reshard lines that bring something."""
+        self.change = Change(previous, parsed.plan)
+        self.of_rank = {rank: group for group in self.plan.groups for rank in group.ranks}
+        self.groups = {group.name: group for group in self.plan.groups}
+        self.sound = [
+            self._has_source(span, line)
+            for span, line in zip(parsed.reconfigure, self.plan.reconfigure, strict=True)
+        ]
+        """Per line: whether what it names as its source held the layers."""
+        self.useful: set[int] = set()
+        """Lines that bring something, or whose fault is reported already."""
+
+    def _has_source(self, span: Span, line: Line) -> bool:
+        """Reports RHP803 and RHP809."""
+        match line:
+            case Load():
+                return True
+            case Reshard():
+                source = self.change.old.get(line.source)
+                reason = _why_not_group(line, source)
+            case Move():
+                source = self.change.member.get(line.source, (None, 0))[0]
+                reason = _why_not_rank(line, source)
+        target = self._target_of(line)
+        if target is None:
+            return reason is None
+        if reason is not None:
+            self.findings.add("RHP803", span, reason)
+            return False
+        return not isinstance(line, Move) or self._is_alike(span, line, target)
+
+    def _target_of(self, line: Line) -> Group | None:
+        """The group that a line brings something to; None where RHP805 has it."""
+        if isinstance(line, Move):
+            target = self.of_rank.get(line.target)
+        else:
+            target = self.groups.get(line.target)
+        return target if target is not None and holds(target, line.layers) else None
+
+    def _is_alike(self, span: Span, line: Move, target: Group) -> bool:
+        """RHP809; the source was in a group."""
+        source, was = self.change.member[line.source]
+        becomes = target.ranks.index(line.target)
+        if (was, source.tp) == (becomes, target.tp):
+            return True
+        self.findings.add(
+            "RHP809",
+            span,
+            f"rank {line.source} was member {was} of {source.tp} in {source.name}, rank "
+            f"{line.target} is member {becomes} of {target.tp} in {target.name}: their shards "
+            "differ",
+            hint=f"`reshard layers={line.layers} {source.name} -> {target.name}` cuts them anew",
+        )
+        return False
 
     def target(self, span: Span, group: Group) -> None:
         """All layers of one new group; layers that fare alike are reported together."""
+        lines = self.change.lines_to(group)
         unsourced: dict[tuple[int, ...], list[int]] = {}
-        for layer in range(group.sole_layers.first, group.sole_layers.last + 1):
-            needs = list(self._needs(group, layer))
-            if not needs:
-                continue
-            lines = [
-                index
-                for index, reshard in enumerate(self.plan.reshards)
-                if reshard.target == group.name
-                and reshard.layers.first <= layer <= reshard.layers.last
-            ]
-            if lines:
-                self._check_sources(lines, group, layer, needs)
-            else:
-                ranks = tuple(need.rank for need in needs)
-                unsourced.setdefault(ranks, []).append(layer)
+        for layer in layers_of(group):
+            left: list[int] = []
+            gone: dict[int, set[int]] = {}
+            for need in self.change.needs(group, layer):
+                about = [
+                    index
+                    for index in lines
+                    if self.change.covers(self.plan.reconfigure[index], need.rank, layer)
+                ]
+                if not about:
+                    left.append(need.rank)
+                elif dead := self._lost_holders(about, need):
+                    gone.setdefault(about[0], set()).update(dead)
+            for line, dead in gone.items():
+                self._report_lost(line, group, layer, sorted(dead))
+            if left:
+                unsourced.setdefault(tuple(left), []).append(layer)
         for ranks, layers in unsourced.items():
-            lacks = "lacks" if len(ranks) == 1 else "lack"
-            self.findings.add(
-                "RHP801",
-                span,
-                f"rank {listed(list(ranks))} of {group.name} {lacks} state of layer "
-                f"{listed(layers)}, and no reshard line brings it",
-                hint=self._advice(group, layers),
-            )
+            self._report_unsourced(span, group, ranks, layers)
 
-    def _needs(self, group: Group, layer: int) -> Iterator[_Need]:
-        for index, rank in enumerate(group.ranks):
-            wanted = chunks_of_member(index, group.tp, self.num_chunks)
-            held = self._held_chunks(rank, layer)
-            chunks = [chunk for chunk in wanted if chunk not in held]
-            if chunks:
-                yield _Need(rank, chunks)
+    def _lost_holders(self, about: Sequence[int], need: Need) -> set[int]:
+        """Ranks that held what `about` cannot bring any more. Notes the lines that bring it."""
+        if not all(self.sound[index] for index in about):
+            self.useful.update(about)  # what they were meant to bring is not known
+            return set()
+        dead: set[int] = set()
+        for chunk in need.chunks:
+            giver = self.change.giver(about, chunk)
+            if giver is not None:
+                self.useful.add(giver.line)
+                continue
+            self.useful.update(about)
+            for index in about:
+                line = self.plan.reconfigure[index]
+                assert not isinstance(line, Load)
+                dead.add(self.change.holder(line, chunk))
+        return dead
 
-    def _held_chunks(self, rank: int, layer: int) -> range:
-        if rank not in self.held:
-            return range(0)
-        group, index = self.held[rank]
-        if not _holds(group, layer, layer):
-            return range(0)
-        return chunks_of_member(index, group.tp, self.num_chunks)
+    def _report_lost(self, line: int, target: Group, layer: int, dead: list[int]) -> None:
+        verb = "is" if len(dead) == 1 else "are"
+        names = dict.fromkeys(str(self.change.member[rank][0].name) for rank in dead)
+        self.findings.add(
+            "RHP804",
+            self.parsed.reconfigure[line],
+            f"rank {listed(dead)} of {' and '.join(names)} held what {target.name} needs, and "
+            f"{verb} lost",
+            related=(Related("lost here", self.parsed.statement("lost")),),
+            hint=self._advice(target, [layer]),
+        )
 
-    def _check_sources(
-        self, lines: list[int], target: Group, layer: int, needs: list[_Need]
+    def _report_unsourced(
+        self, span: Span, group: Group, ranks: tuple[int, ...], layers: list[int]
     ) -> None:
-        """RHP803 and RHP804. Each chunk comes from the first line whose holder of it is alive."""
-        sources = [self._source(line) for line in lines]
-        sound = [source for source in sources if source is not None]
-        if len(sound) < len(sources):
-            self.needed.update(lines)  # what they were meant to bring is not known
-            return
-        gone: set[int] = set()
-        for chunk in sorted({chunk for need in needs for chunk in need.chunks}):
-            holder = live_holder(sound, chunk, self.num_chunks, self.lost)
-            if holder is None:
-                self.needed.update(lines)
-                gone |= {holder_of_chunk(source, chunk, self.num_chunks) for source in sound}
-            else:
-                self.needed.add(lines[holder[0]])
-        if gone:
-            dead, verb = sorted(gone), "is" if len(gone) == 1 else "are"
-            names = " and ".join(str(source.name) for source in sound)
-            self.findings.add(
-                "RHP804",
-                self.parsed.reconfigure[lines[0]],
-                f"rank {listed(dead)} of {names} held what {target.name} needs, and {verb} lost",
-                related=(Related("lost here", self.parsed.statement("lost")),),
-                hint=self._advice(target, [layer]),
-            )
-
-    def _source(self, line: int) -> Group | None:
-        """The group of the previous plan that a line names; None (RHP803) where it cannot be."""
-        reshard, span = self.plan.reshards[line], self.parsed.reconfigure[line]
-        source = self.old.get(reshard.source)
-        if source is None:
-            message = f"the previous plan has no group {reshard.source}"
-            self.findings.add("RHP803", span, message)
-        elif not _holds(source, reshard.layers.first, reshard.layers.last):
-            message = (
-                f"in the previous plan {reshard.source} held layers {source.sole_layers}, not "
-                f"{reshard.layers}"
-            )
-            self.findings.add("RHP803", span, message)
-        else:
-            return source
-        return None
+        lacks = "lacks" if len(ranks) == 1 else "lack"
+        self.findings.add(
+            "RHP801",
+            span,
+            f"rank {listed(list(ranks))} of {group.name} {lacks} state of layer "
+            f"{listed(layers)}, and no line of `reconfigure` brings it",
+            hint=self._advice(group, layers),
+            detail=ranks,
+        )
 
     def _advice(self, target: Group, layers: list[int]) -> str:
-        """A group of the previous plan that could bring the layers."""
+        """What could bring the layers, as the lines to write."""
+        runs = _runs(layers)
         for source in self.previous.groups:
-            alive = not self.lost.intersection(source.ranks)
-            if alive and all(_holds(source, layer, layer) for layer in layers):
-                lines = f"{min(layers)}..{max(layers)}"
-                return f"`reshard layers={lines} {source.name} -> {target.name}` would"
-        return "no group of the previous plan that held them is whole"
+            alive = not self.change.lost.intersection(source.ranks)
+            if alive and all(holds(source, run) for run in runs):
+                return _lines(
+                    f"reshard layers={run} {source.name} -> {target.name}" for run in runs
+                )
+        nobody = "no group of the previous plan that held them is whole"
+        resume = self.plan.resume
+        if resume is None:
+            return nobody
+        step = resume.step
+        loads = _lines(f"load layers={run} step={step} -> {target.name}" for run in runs)
+        return f"{nobody}; if version {step} is saved, {loads}"
 
     def needless(self) -> None:
         """RHP806."""
-        groups = {group.name: group for group in self.plan.groups}
-        for index, reshard in enumerate(self.plan.reshards):
-            target = groups.get(reshard.target)
-            if target is None or not _holds(target, reshard.layers.first, reshard.layers.last):
+        for index, line in enumerate(self.plan.reconfigure):
+            reported = not self.sound[index] or self._target_of(line) is None
+            if index in self.useful or reported or self._again(index):
                 continue
-            again = any(
-                (earlier.source, earlier.target) == (reshard.source, reshard.target)
-                and earlier.layers.first <= reshard.layers.last
-                and reshard.layers.first <= earlier.layers.last
-                for earlier in self.plan.reshards[:index]
+            name = f"rank {line.target}" if isinstance(line, Move) else str(line.target)
+            self.findings.add(
+                "RHP806",
+                self.parsed.reconfigure[index],
+                f"{name} lacks nothing of layers {line.layers} that this line would bring",
+                hint="remove the line",
             )
-            if index not in self.needed and not again:  # again: RHP802 has it
-                self.findings.add(
-                    "RHP806",
-                    self.parsed.reconfigure[index],
-                    f"{reshard.target} lacks nothing of layers {reshard.layers} that this line "
-                    "would bring",
-                    hint="remove the line",
-                )
+
+    def _again(self, index: int) -> bool:
+        """Whether RHP802 has the line."""
+        line = self.plan.reconfigure[index]
+        return any(
+            _ends(earlier) == _ends(line)
+            and earlier.layers.first <= line.layers.last
+            and line.layers.first <= earlier.layers.last
+            for earlier in self.plan.reconfigure[:index]
+        )
+
+
+def _why_not_group(line: Reshard, source: Group | None) -> str | None:
+    if source is None:
+        return f"the previous plan has no group {line.source}"
+    if not holds(source, line.layers):
+        return f"in the previous plan {line.source} held layers {_held(source)}, not {line.layers}"
+    return None
+
+
+def _why_not_rank(line: Move, source: Group | None) -> str | None:
+    if source is None:
+        return f"in the previous plan rank {line.source} was in no group"
+    if not holds(source, line.layers):
+        return (
+            f"in the previous plan rank {line.source} held layers {_held(source)}, not "
+            f"{line.layers}"
+        )
+    return None
+
+
+def _ends(line: Line) -> tuple[object, object]:
+    return (None if isinstance(line, Load) else line.source, line.target)
+
+
+def _runs(layers: Sequence[int]) -> list[LayerRange]:
+    """Ascending layers as ranges without gaps."""
+    runs: list[LayerRange] = []
+    for layer in sorted(layers):
+        if runs and runs[-1].last + 1 == layer:
+            runs[-1] = LayerRange(runs[-1].first, layer)
+        else:
+            runs.append(LayerRange(layer, layer))
+    return runs
+
+
+def _lines(lines: Iterable[str]) -> str:
+    """`a` and `b` would."""
+    return " and ".join(f"`{line}`" for line in lines) + " would"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resihp.ir.diagnostics import Related, Span
-from resihp.ir.model import GroupName, LayerRange, Plan
+from resihp.ir.model import GroupName, LayerRange, Move, Plan, Reshard
 from resihp.ir.source import Parsed
 from resihp.ir.verify.findings import Findings, listed
 
@@ -85,7 +85,7 @@ def check_ranges(parsed: Parsed, findings: Findings) -> None:
     _check_groups(parsed, findings)
     _check_streams(parsed, findings)
     _check_bodies(parsed, findings)
-    _check_reshards(parsed, findings)
+    _check_sources(parsed, findings)
 
 
 def _check_ranks(parsed: Parsed, findings: Findings) -> None:
@@ -184,8 +184,17 @@ def _check_bodies(parsed: Parsed, findings: Findings) -> None:
                 findings.add("RHP105", span, f"{message}; they are 0..{mesh.dp - 1}")
 
 
-def _check_reshards(parsed: Parsed, findings: Findings) -> None:
-    for span, reshard in zip(parsed.reconfigure, parsed.plan.reshards, strict=True):
-        _check_layers(parsed, findings, span, reshard.layers)
-        _check_place(parsed, findings, span, reshard.source)
-        _check_place(parsed, findings, span, reshard.target)
+def _check_sources(parsed: Parsed, findings: Findings) -> None:
+    """The lines of the reconfigure block."""
+    world = parsed.plan.mesh.world
+    for span, line in zip(parsed.reconfigure, parsed.plan.reconfigure, strict=True):
+        _check_layers(parsed, findings, span, line.layers)
+        if isinstance(line, Move):
+            for rank in {line.source, line.target}:
+                if rank >= world:
+                    message = f"rank {rank} is not in the mesh, whose ranks are 0..{world - 1}"
+                    findings.add("RHP101", span, message, detail=rank)
+        else:
+            _check_place(parsed, findings, span, line.target)
+            if isinstance(line, Reshard):
+                _check_place(parsed, findings, span, line.source)
