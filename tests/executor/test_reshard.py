@@ -23,7 +23,7 @@ from resihp.executor.state import Holding, shard_hashes
 from resihp.executor.stream import ThreadStream
 from resihp.executor.transport import Tag, Transport
 from resihp.ir.expand import expand
-from resihp.ir.model import Batch, Group, GroupName, LayerRange, Mesh, Plan, Reshard
+from resihp.ir.model import Batch, Group, GroupName, LayerRange, Mesh, Move, Plan, Reshard
 from resihp.ir.program import Program
 
 KEY = b"k" * 32
@@ -277,6 +277,21 @@ async def test_only_what_is_missing_moves():
     assert holding is not None
     sharded = sum(tensor.numel() for name, tensor in holding.parameters.items() if "proj" in name)
     assert moved == 3 * 4 * sharded // 2
+
+
+@pytest.mark.asyncio
+async def test_a_spare_takes_over_a_whole_seat():
+    """`move` hands on what one rank held, though a peer of equal state is nearer by."""
+    previous = two_groups([[0, 1], [2]])
+    line = Move(layers=LayerRange(0, LAST), source=1, target=3)
+    plan = msgspec.structs.replace(two_groups([[0, 3], [2]]), reconfigure=(line,), standby=(1,))
+    async with cluster_of(4) as cluster:
+        after, _ = await cluster.reshard(
+            previous, plan, {rank: held(previous, rank) for rank in range(4)}
+        )
+    check(plan, after)
+    moves = Resharding(job_of(plan.mesh), previous, plan, 0).moves
+    assert {(move.source, move.target) for move in moves} == {(1, 3)}
 
 
 async def receive_alone(payload: Tensor | None) -> BaseException:
