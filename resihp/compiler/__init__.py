@@ -8,8 +8,9 @@ from __future__ import annotations
 from resihp.compiler.adapt import adapt
 from resihp.compiler.facts import facts_of
 from resihp.compiler.layout import initial_plan, split_layers
-from resihp.compiler.lower import home_work, lower, spread_work
+from resihp.compiler.lower import lower
 from resihp.compiler.schedules import SCHEDULES, Work, schedule_order
+from resihp.compiler.work import home_work, ordered, spread_work
 
 __all__ = [
     "SCHEDULES",
@@ -19,6 +20,7 @@ __all__ = [
     "home_work",
     "initial_plan",
     "lower",
+    "ordered",
     "schedule_order",
     "split_layers",
     "spread_work",

@@ -12,17 +12,19 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from resihp.compiler.capacity import oversized
-from resihp.compiler.lower import lower, spread_work
+from resihp.compiler.lower import lower
 from resihp.compiler.membership import Regrouped, Shortage, regroup
-from resihp.compiler.schedules import SCHEDULES
-from resihp.compiler.sources import State
+from resihp.compiler.schedules import SCHEDULES, runs_on
+from resihp.compiler.sources import State, spell_layers
+from resihp.compiler.work import ordered, spread_work
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Plan, Resume
+from resihp.ir.placement import placement_of
 
 __all__ = ["adapt"]
 
-DEFAULT_SCHEDULE = "1f1b"
-"""Of plans whose own schedule is none that the compiler can make."""
+DEFAULT_SCHEDULES = ("1f1b", "interleaved-1f1b", "looped-bfs")
+"""Of plans whose own schedule is none that the compiler can make: the first that fits."""
 
 
 def adapt(previous: Plan, lost: Iterable[int], step: int) -> Plan:
@@ -40,7 +42,7 @@ def adapt(previous: Plan, lost: Iterable[int], step: int) -> Plan:
     alive = frozenset(range(previous.mesh.world)) - gone
     state = State(previous, gone)
     _require_state(previous, state)
-    kept = sorted({group.replica for group in previous.groups})
+    kept = _whole_replicas(previous)
     min_degrees = {group.name: 1 for group in previous.groups}
     while True:
         groups = [group for group in previous.groups if group.replica in kept]
@@ -64,18 +66,36 @@ def _planned(
     previous: Plan, regrouped: Regrouped, kept: Sequence[int], gone: frozenset[int], step: int
 ) -> Plan:
     mesh, batch = previous.mesh, previous.batch
-    schedule = previous.schedule if previous.schedule in SCHEDULES else DEFAULT_SCHEDULE
-    work = spread_work(kept, mesh.dp, batch.microbatches)
-    return msgspec.structs.replace(
+    plan = msgspec.structs.replace(
         previous,
         groups=regrouped.groups,
-        streams=lower(regrouped.groups, work, schedule, mesh.pp),
-        schedule=schedule,
         resume=Resume(step=step),
         standby=regrouped.standby,
         lost=tuple(sorted(gone)),
         reconfigure=regrouped.reshards,
     )
+    work = spread_work(kept, mesh.dp, batch.microbatches)
+    return lower(ordered(plan, _schedule_of(previous), work))
+
+
+def _whole_replicas(previous: Plan) -> list[int]:
+    """Replicas that have a group at each position; those without one are dropped."""
+    positions = {group.pp for group in previous.groups}
+    held: dict[int, set[int]] = {}
+    for group in previous.groups:
+        held.setdefault(group.replica, set()).add(group.pp)
+    whole = sorted(replica for replica, present in held.items() if present == positions)
+    if not whole:
+        raise NoFeasiblePlan("no replica of the plan before holds all layers")
+    return whole
+
+
+def _schedule_of(previous: Plan) -> str:
+    """That of the plan before if it can be made for the stages as they stand, else a default."""
+    stages = placement_of(previous).stages
+    held = [stages[pp] for pp in sorted(stages)]
+    choices = [previous.schedule] if previous.schedule in SCHEDULES else []
+    return next(kind for kind in [*choices, *DEFAULT_SCHEDULES] if runs_on(kind, held))
 
 
 def _checked(lost: Iterable[int], world: int) -> frozenset[int]:
@@ -88,9 +108,9 @@ def _checked(lost: Iterable[int], world: int) -> frozenset[int]:
 
 def _require_state(previous: Plan, state: State) -> None:
     """Raises NoFeasiblePlan when a chunk of some stage's state has no live holder."""
-    layers_of = {group.pp: group.sole_layers for group in previous.groups}
-    for stage, layers in sorted(layers_of.items()):
-        chunks = state.lost_chunks(stage)
+    layers_of = {group.pp: spell_layers(group) for group in previous.groups}
+    for pp, layers in sorted(layers_of.items()):
+        chunks = state.lost_chunks(pp)
         if chunks:
             shown = ", ".join(map(str, chunks))
             raise NoFeasiblePlan(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from resihp.compiler.facts import facts_of
+from resihp.compiler.sources import spell_layers
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Group, GroupName, Plan
 from resihp.ir.verify.memory import peak_bytes
@@ -22,7 +23,7 @@ class Oversized(NamedTuple):
     capacity_bytes: int
 
     def __str__(self) -> str:
-        name, layers, tp = self.group.name, self.group.sole_layers, self.group.tp
+        name, layers, tp = self.group.name, spell_layers(self.group), self.group.tp
         return (
             f"{name} (layers {layers}, TP {tp}) needs {_mib(self.needed_bytes)} on each rank and a "
             f"device has {_mib(self.capacity_bytes)}"

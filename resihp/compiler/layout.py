@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from resihp.compiler.capacity import oversized
-from resihp.compiler.lower import home_work, lower
+from resihp.compiler.lower import lower
+from resihp.compiler.schedules import placed
+from resihp.compiler.work import home_work, ordered
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Group, LayerRange, Mesh, ModelShape, Plan
 
@@ -16,31 +18,39 @@ def initial_plan(
     batch: Batch,
     *,
     schedule: str = "1f1b",
+    num_chunks: int | None = None,
     memory_bytes: int | None = None,
 ) -> Plan:
-    """The plan of a healthy job: rank (replica * pp + stage) * tp + i is member i of its group.
+    """The plan of a healthy job: rank (replica * pp + position) * tp + i is member i of its group.
 
-    Raises UserError for an unknown schedule or fewer layers than stages, and NoFeasiblePlan when
-    a device of `memory_bytes` cannot hold what its stage needs.
+    Each group runs as many stages as the schedule has where nothing is said, or `num_chunks`.
+
+    Raises UserError for an unknown schedule, a number of stages per group that it does not have,
+    or fewer layers than stages, and NoFeasiblePlan when a device of `memory_bytes` cannot hold
+    what its group needs.
     """
-    layers = split_layers(model.layers, mesh.pp)
+    stages = placed(schedule, mesh.pp, num_chunks)
+    layers = split_layers(model.layers, sum(map(len, stages)))
     groups = tuple(
         Group(
-            replica=replica, pp=stage, ranks=_ranks(mesh, replica, stage), layers=(layers[stage],)
+            replica=replica,
+            pp=pp,
+            ranks=_ranks(mesh, replica, pp),
+            layers=tuple(layers[stage] for stage in held),
         )
         for replica in range(mesh.dp)
-        for stage in range(mesh.pp)
+        for pp, held in enumerate(stages)
     )
-    work = home_work(range(mesh.dp), batch.microbatches)
     plan = Plan(
         model=model,
         mesh=mesh,
         batch=batch,
         groups=groups,
-        streams=lower(groups, work, schedule, mesh.pp),
-        schedule=schedule,
+        streams=(),
         memory_bytes=memory_bytes,
     )
+    work = home_work(range(mesh.dp), batch.microbatches)
+    plan = lower(ordered(plan, schedule, work))
     too_big = oversized(plan)
     if too_big:
         raise NoFeasiblePlan(str(too_big[0]))
@@ -55,7 +65,7 @@ def split_layers(num_layers: int, num_stages: int) -> list[LayerRange]:
     """
     if num_layers < num_stages:
         raise UserError(
-            f"pp = {num_stages}: each stage needs a layer and the model has {num_layers}; "
+            f"{num_stages} stages: each needs a layer and the model has {num_layers}; "
             f"nearest valid: {num_layers}"
         )
     counts = [num_layers // num_stages] * num_stages
@@ -68,6 +78,6 @@ def split_layers(num_layers: int, num_stages: int) -> list[LayerRange]:
     ]
 
 
-def _ranks(mesh: Mesh, replica: int, stage: int) -> tuple[int, ...]:
-    first = (replica * mesh.pp + stage) * mesh.tp
+def _ranks(mesh: Mesh, replica: int, pp: int) -> tuple[int, ...]:
+    first = (replica * mesh.pp + pp) * mesh.tp
     return tuple(range(first, first + mesh.tp))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from resihp.compiler.sources import Source, State
+from resihp.compiler.sources import Source, State, spell_layers
 from resihp.ir.model import Group, GroupName, Mesh, Reshard
 
 __all__ = ["Regrouped", "Shortage", "regroup"]
@@ -64,7 +64,8 @@ def regroup(
         pool.difference_update(ranks)
         formed[group.name] = msgspec.structs.replace(group, ranks=ranks)
         reshards += [
-            Reshard(layers=group.sole_layers, source=source, target=group.name)
+            Reshard(layers=layers, source=source, target=group.name)
+            for layers in group.layers
             for source in state.suppliers(group.pp, group.replica, ranks)
         ]
     return Regrouped(
@@ -189,6 +190,6 @@ def _too_few(group: Group, num_alive: int, min_degree: int) -> Shortage:
     needs = "1" if min_degree == 1 else f"{min_degree} for its memory"
     return Shortage(
         group.name,
-        f"{group.name} (layers {group.sole_layers}) has {has} of its own, needs {needs}, and too "
+        f"{group.name} (layers {spell_layers(group)}) has {has} of its own, needs {needs}, and too "
         "few are standby",
     )

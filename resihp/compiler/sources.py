@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from resihp.ir.model import GroupName, Plan
+from resihp.ir.model import Group, GroupName, Plan
 from resihp.ir.reshard import chunks_of_member, holder_of_chunk
 
-__all__ = ["Source", "State"]
+__all__ = ["Source", "State", "spell_layers"]
 
 
 class Source(NamedTuple):
@@ -23,7 +23,7 @@ class Source(NamedTuple):
 
 
 class State:
-    """Chunks by rank and by group. All layers of a stage are held alike, so none is named here."""
+    """Chunks by rank and by group. All layers of a position are held alike, so none is named."""
 
     def __init__(self, previous: Plan, lost: Collection[int]) -> None:
         self._num_chunks = previous.mesh.tp
@@ -88,3 +88,8 @@ class State:
         """Chunks of the layers of `stage` that no live rank holds any more."""
         left = frozenset[int]().union(*(source.chunks for source in self._sources[stage]))
         return [chunk for chunk in range(self._num_chunks) if chunk not in left]
+
+
+def spell_layers(group: Group) -> str:
+    """The layers of a group as a plan writes them: `0..3` or `0..3,8..11`."""
+    return ",".join(map(str, group.layers))

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from resihp.compiler import Work, facts_of, initial_plan
 from resihp.ir.diagnostics import Diagnostic
-from resihp.ir.model import Batch, Mesh, ModelShape, Op, Plan
+from resihp.ir.model import Batch, GroupName, Mesh, ModelShape, Op, Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.reshard import transfers
+from resihp.ir.statements import spell_instr
 from resihp.ir.verify import verify
 
+ONE_STAGE_SCHEDULES = ("1f1b", "gpipe", "zb-h1")
+"""Schedules with one stage per position."""
 UNIT_COST = {Op.F: 1, Op.B: 1, Op.W: 1, Op.BW: 2}
 
 
@@ -38,6 +41,18 @@ def plan_of(
     )
 
 
+def streams_of(plan: Plan) -> dict[str, list[str]]:
+    """The lines of the stream of each group, pairs on one line."""
+    spelled = {
+        str(GroupName(replica, stream.pp)): "\n".join(
+            spell_instr(instr) + (" &" if instr.paired else "") for instr in stream.body
+        )
+        for stream in plan.streams
+        for replica in stream.replicas
+    }
+    return {name: text.replace("&\n", "& ").split("\n") for name, text in spelled.items()}
+
+
 def findings(plan: Plan, previous: Plan | None = None) -> list[Diagnostic]:
     """What the verifier says of the plan's text, warnings included."""
     parsed = parse(print_plan(plan))
@@ -46,29 +61,30 @@ def findings(plan: Plan, previous: Plan | None = None) -> list[Diagnostic]:
 
 
 def makespan(orders: Sequence[Sequence[Work]], cost: Mapping[Op, int] = UNIT_COST) -> int:
-    """When the last stage is done if transfers take no time: the obvious simulation."""
+    """When the last position is done if transfers take no time: the obvious simulation."""
+    last = max(work.stage for order in orders for work in order)
     ends: dict[tuple[Op, int, int], int] = {}
     clocks, positions = [0] * len(orders), [0] * len(orders)
     moved = True
     while moved:
         moved = False
-        for stage, order in enumerate(orders):
-            while positions[stage] < len(order):
-                op, number = order[positions[stage]]
+        for position, order in enumerate(orders):
+            while positions[position] < len(order):
+                op, stage, number = order[positions[position]]
                 needs = {
                     Op.F: (Op.F, stage - 1, number) if stage else None,
                     Op.B: (Op.B, stage + 1, number),
                     Op.BW: (Op.BW, stage + 1, number),
                     Op.W: (Op.B, stage, number),
                 }[op]
-                if op in (Op.B, Op.BW) and stage == len(orders) - 1:
+                if op in (Op.B, Op.BW) and stage == last:
                     needs = (Op.F, stage, number)
                 if needs is not None and needs not in ends:
                     break
-                start = max(clocks[stage], ends[needs] if needs is not None else 0)
-                clocks[stage] = start + cost[op]
-                ends[op, stage, number] = clocks[stage]
-                positions[stage] += 1
+                start = max(clocks[position], ends[needs] if needs is not None else 0)
+                clocks[position] = start + cost[op]
+                ends[op, stage, number] = clocks[position]
+                positions[position] += 1
                 moved = True
     assert positions == [len(order) for order in orders], "the orders wait for each other"
     return max(clocks)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import (
+    ONE_STAGE_SCHEDULES,
     chunks_by_rank,
     findings,
     lacking,
@@ -18,7 +19,7 @@ from plan_cases import (
     work_of,
 )
 
-from resihp.compiler import SCHEDULES, adapt, facts_of, initial_plan
+from resihp.compiler import adapt, facts_of, initial_plan
 from resihp.compiler.membership import regroup
 from resihp.compiler.sources import State
 from resihp.errors import NoFeasiblePlan, UserError
@@ -242,7 +243,7 @@ GRID = [(1, 2, 2), (2, 1, 2), (2, 2, 2), (2, 2, 3), (4, 2, 2), (2, 3, 2)]
 @pytest.mark.parametrize(("tp", "pp", "dp"), GRID)
 def test_every_loss_of_one_or_two_ranks_has_a_sound_plan_or_a_dead_chunk(tp, pp, dp):
     """Exhaustive: from a healthy plan one exists exactly where each chunk has a live holder."""
-    healthy = plan_of(tp, pp, dp, microbatches=3, schedule=SCHEDULES[(tp + pp + dp) % 3])
+    healthy = plan_of(tp, pp, dp, microbatches=3, schedule=ONE_STAGE_SCHEDULES[(tp + pp + dp) % 3])
     world = range(healthy.mesh.world)
     for lost in [*combinations(world, 1), *combinations(world, 2)]:
         if every_chunk_lives(healthy, lost):
@@ -280,7 +281,7 @@ def test_a_plan_is_found_exactly_where_each_chunk_has_a_live_holder(tp, pp, dp):
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([(2, 2, 2), (4, 1, 3), (4, 2, 2), (2, 2, 4), (8, 1, 2), (1, 4, 3)]),
-    st.sampled_from(SCHEDULES),
+    st.sampled_from(ONE_STAGE_SCHEDULES),
     st.integers(1, 5),
     st.lists(st.sets(st.integers(0, 15), min_size=1, max_size=3), min_size=1, max_size=6),
 )

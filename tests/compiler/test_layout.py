@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import findings, model_of, plan_of
+from plan_cases import ONE_STAGE_SCHEDULES, findings, model_of, plan_of
 
-from resihp.compiler import SCHEDULES, facts_of, initial_plan, split_layers
+from resihp.compiler import facts_of, initial_plan, split_layers
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Mesh
 
@@ -44,11 +44,11 @@ def test_left_over_layers_go_to_the_middle_then_to_the_first_stage():
 
 def test_more_stages_than_layers_are_refused():
     """The message names the most stages that the model has layers for."""
-    with pytest.raises(UserError, match=r"pp = 7: .* the model has 6; nearest valid: 6"):
+    with pytest.raises(UserError, match=r"7 stages: .* the model has 6; nearest valid: 6"):
         initial_plan(model_of(), Mesh(tp=1, pp=7, dp=1), Batch(microbatches=1, tokens=8))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ONE_STAGE_SCHEDULES)
 @pytest.mark.parametrize("microbatches", [1, 2, 5])
 @pytest.mark.parametrize(
     ("tp", "pp", "dp"), [(1, 1, 1), (2, 2, 2), (4, 3, 1), (8, 1, 3), (1, 6, 2)]

@@ -7,15 +7,24 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import makespan
+from plan_cases import ONE_STAGE_SCHEDULES, makespan
 
 from resihp.compiler import SCHEDULES, Work, schedule_order
+from resihp.compiler.schedules import placed
 from resihp.errors import UserError
 from resihp.ir.model import Op
 
-kinds = st.sampled_from(SCHEDULES)
+kinds = st.sampled_from(ONE_STAGE_SCHEDULES)
 stages = st.integers(1, 8)
 counts = st.integers(1, 20)
+
+
+@st.composite
+def sizes(draw) -> tuple[str, int, int, int | None]:
+    """Arguments of `schedule_order`: any schedule with stages as it can have them."""
+    kind = draw(st.sampled_from(SCHEDULES))
+    chunks = st.integers(1, 4) if kind in ("interleaved-1f1b", "looped-bfs") else st.none()
+    return kind, draw(stages), draw(counts), draw(chunks)
 
 
 def peak_in_flight(order: list[Work]) -> int:
@@ -27,16 +36,18 @@ def peak_in_flight(order: list[Work]) -> int:
     return peak
 
 
-@given(kinds, stages, counts)
-def test_each_stage_runs_each_micro_batch_once_in_order(kind, num_stages, num_microbatches):
-    """Every micro-batch has F, then B, then W (or F, then BW) on every stage."""
-    orders = schedule_order(kind, num_stages, num_microbatches)
-    assert len(orders) == num_stages
-    backward = (Op.F, Op.B, Op.W) if kind == "zb-h1" else (Op.F, Op.BW)
-    for order in orders:
-        assert len(order) == len(set(order)) == len(backward) * num_microbatches
-        for number in range(num_microbatches):
-            assert [w.op for w in order if w.microbatch == number] == list(backward)
+@given(sizes())
+def test_each_stage_runs_each_micro_batch_once_in_order(size):
+    """Every micro-batch has F, then B, then W (or F, then BW) at every stage, where it stands."""
+    kind, num_positions, num_microbatches, num_chunks = size
+    orders = schedule_order(kind, num_positions, num_microbatches, num_chunks)
+    held = placed(kind, num_positions, num_chunks)
+    backward = (Op.F, Op.B, Op.W) if kind in ("zb-h1", "zbv") else (Op.F, Op.BW)
+    for order, here in zip(orders, held, strict=True):
+        works = {(w.stage, w.microbatch) for w in order}
+        assert works == set(product(here, range(num_microbatches)))
+        for work in works:
+            assert [w.op for w in order if w[1:] == work] == list(backward)
 
 
 @given(kinds, stages, counts)
@@ -48,10 +59,10 @@ def test_neighbours_agree_on_the_order_of_what_crosses(kind, num_stages, num_mic
             assert numbers == sorted(numbers)
 
 
-@given(kinds, stages, counts)
-def test_no_order_waits_for_ever(kind, num_stages, num_microbatches):
-    """The simulation comes to an end (it asserts so)."""
-    assert makespan(schedule_order(kind, num_stages, num_microbatches)) > 0
+@given(sizes())
+def test_no_order_waits_for_ever(size):
+    """The simulation comes to an end (it asserts so), whatever the number of micro-batches."""
+    assert makespan(schedule_order(*size)) > 0
 
 
 @given(stages, counts)
@@ -69,6 +80,15 @@ def test_zb_h1_keeps_at_most_the_first_stage_of_1f1b_in_flight(num_stages, num_m
 
 
 @given(stages, counts)
+def test_zbv_keeps_as_much_in_flight_everywhere_as_1f1b_at_its_first_stage(
+    num_positions, num_microbatches
+):
+    """P micro-batches at one of P stages are 2 P at one of 2 P stages that are half as large."""
+    for order in schedule_order("zbv", num_positions, num_microbatches):
+        assert peak_in_flight(order) <= min(2 * num_positions, 2 * num_microbatches)
+
+
+@given(stages, counts)
 def test_bubbles_are_the_published_ones(num_stages, num_microbatches):
     """Beside 3 M units of work: 3 (P - 1) for GPipe and 1F1B, P - 1 for ZB-H1 once M >= P."""
     work = 3 * num_microbatches
@@ -78,6 +98,24 @@ def test_bubbles_are_the_published_ones(num_stages, num_microbatches):
     zero_bubble = makespan(schedule_order("zb-h1", num_stages, num_microbatches))
     short = max(0, num_stages - num_microbatches)
     assert zero_bubble == work + (num_stages - 1) + short
+
+
+@given(stages, st.integers(1, 4), st.integers(1, 4))
+def test_interleaving_divides_the_bubble_by_the_number_of_chunks(
+    num_positions, num_chunks, num_rounds
+):
+    """In units of a chunk 3 (P - 1) remain: a V-th of those of 1F1B, whose chunks are V-fold."""
+    num_microbatches = num_rounds * num_positions
+    orders = schedule_order("interleaved-1f1b", num_positions, num_microbatches, num_chunks)
+    assert makespan(orders) == 3 * num_chunks * num_microbatches + 3 * (num_positions - 1)
+
+
+@given(stages, counts)
+def test_zbv_has_no_bubble_but_the_one_of_its_start(num_positions, num_microbatches):
+    """At equal costs 6 M units of work and P - 1 of waiting for the first input."""
+    num_microbatches += 2 * num_positions - 1
+    orders = schedule_order("zbv", num_positions, num_microbatches)
+    assert makespan(orders) == 6 * num_microbatches + num_positions - 1
 
 
 def shortest(num_stages: int, num_microbatches: int) -> int:
@@ -122,5 +160,15 @@ def test_an_unknown_schedule_is_refused_with_the_nearest_name():
     with pytest.raises(UserError) as caught:
         schedule_order("1f1bb", 2, 2)
     assert str(caught.value) == (
-        "schedule '1f1bb' is none of 1f1b, gpipe, zb-h1; did you mean 1f1b?"
+        "schedule '1f1bb' is none of 1f1b, gpipe, interleaved-1f1b, looped-bfs, zb-h1, zbv; "
+        "did you mean 1f1b?"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_chunks", "valid"), [("1f1b", 2, 1), ("zb-h1", 3, 1), ("zbv", 3, 2), ("zbv", 0, 2)]
+)
+def test_a_number_of_stages_that_a_schedule_does_not_have_is_refused(kind, num_chunks, valid):
+    """The user learns how many it has."""
+    with pytest.raises(UserError, match=f"{num_chunks} stages per position.*valid: {valid}"):
+        schedule_order(kind, 4, 8, num_chunks)

@@ -9,7 +9,7 @@ import torch
 from cases import TINY
 from torch import Tensor
 
-from resihp.compiler import lower, spread_work
+from resihp.compiler import lower, ordered, spread_work
 from resihp.config import BatchConfig, JobConfig, JobSection, ModelConfig, ParallelConfig
 from resihp.executor.shards import local_shard, logical_shape, tensor_names
 from resihp.ir.model import Batch, Group, LayerRange, Mesh, Plan, Reshard
@@ -42,16 +42,17 @@ def plan_of(
     """A plan of whatever groups; replicas without groups are dropped, their work is spread."""
     kept = sorted({group.replica for group in groups})
     work = spread_work(kept, mesh.dp, num_microbatches)
-    return Plan(
+    plan = Plan(
         model=SMALL.shape("small"),
         mesh=mesh,
         batch=Batch(microbatches=num_microbatches, tokens=64),
         groups=tuple(groups),
-        streams=lower(tuple(groups), work, "1f1b", mesh.pp),
+        streams=(),
         standby=tuple(standby),
         lost=tuple(lost),
         reconfigure=tuple(reconfigure),
     )
+    return lower(ordered(plan, "1f1b", work))
 
 
 def one_stage(degrees: Mapping[int, int], num_replicas: int, num_microbatches: int) -> Plan:

@@ -1,0 +1,74 @@
+"""Who runs which micro-batches, and in which order: a plan at the level of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from resihp.compiler.schedules import order_at
+from resihp.ir.lanes import MicroBatch
+from resihp.ir.model import Instr, Level, Plan, Stream
+from resihp.ir.placement import placement_of
+
+__all__ = ["home_work", "ordered", "spread_work"]
+
+
+def home_work(replicas: Iterable[int], num_microbatches: int) -> dict[int, list[MicroBatch]]:
+    """What each replica runs when each runs its own."""
+    return {
+        replica: [MicroBatch(replica, number) for number in range(num_microbatches)]
+        for replica in replicas
+    }
+
+
+def spread_work(
+    replicas: Sequence[int], num_replicas: int, num_microbatches: int
+) -> dict[int, list[MicroBatch]]:
+    """What each of the `replicas` that are left runs: its own, then its share of the others'.
+
+    The micro-batches of the replicas that are gone are dealt out in runs whose lengths differ by
+    at most one; a run may begin in one home and end in the next.
+    """
+    work = home_work(replicas, num_microbatches)
+    gone = [replica for replica in range(num_replicas) if replica not in work]
+    homeless = [MicroBatch(home, number) for home in gone for number in range(num_microbatches)]
+    for index, replica in enumerate(replicas):
+        first = index * len(homeless) // len(replicas)
+        end = (index + 1) * len(homeless) // len(replicas)
+        work[replica] += homeless[first:end]
+    return work
+
+
+def ordered(plan: Plan, kind: str, work: Mapping[int, Sequence[MicroBatch]]) -> Plan:
+    """The schedule in which each replica of `plan` runs the order `kind` over its `work`.
+
+    Foreign micro-batches are treated like a replica's own. Groups of a position that do the same
+    share a stream. `kind` runs on the stages of the plan (`runs_on`), all of them in each replica.
+    """
+    stages = placement_of(plan).stages
+    positions = sorted(stages)
+    held = [stages[pp] for pp in positions]
+    orders = {
+        count: dict(zip(positions, order_at(kind, held, count), strict=True))
+        for count in {len(items) for items in work.values()}
+    }
+    named = {
+        replica: tuple((item.number, None if item.home == replica else item.home) for item in items)
+        for replica, items in work.items()
+    }
+    replicas: dict[tuple[int, tuple[tuple[int, int | None], ...]], list[int]] = {}
+    for group in plan.groups:
+        replicas.setdefault((group.pp, named[group.replica]), []).append(group.replica)
+    streams = tuple(
+        Stream(
+            replicas=tuple(members),
+            pp=pp,
+            body=tuple(
+                Instr(each.op, *names[each.microbatch], each.stage if len(stages[pp]) > 1 else None)
+                for each in orders[len(names)][pp]
+            ),
+        )
+        for (pp, names), members in replicas.items()
+    )
+    return msgspec.structs.replace(plan, streams=streams, schedule=kind, level=Level.SCHEDULE)
