@@ -1,8 +1,12 @@
-"""Slow, obvious versions of what the verifier decides: run the streams, one message at a time.
+"""A slow, obvious verifier: a little machine that runs a plan and refuses what is wrong.
 
-Members of a group run the same stream, so one machine per (replica, stage) is enough. A channel
-is a list; the first posted receive takes its head and must find what it expects. Nothing waits
-but what needs a tensor, which is the `edge` transport; `transport_oracle` has the others.
+Members of a group run the same stream, so one machine per group is enough. A channel is a list of
+messages from one group to another, of all kinds and stages; the first receive that is posted takes
+its head, whatever that is, and a wrong tensor is found where it is used. Nothing waits but what
+needs a tensor, which is the `edge` transport; `transport_oracle` has the others. Of a schedule,
+which has no transfers, only the order of the computations is run.
+
+Written from the definition of the language alone, without a look at how `resihp.ir.verify` does it.
 """
 
 from __future__ import annotations
@@ -10,206 +14,348 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from resihp.ir.facts import StageFacts
-from resihp.ir.model import GroupName, Instr, Op, Plan
+from resihp.ir.model import Group, GroupName, Instr, Level, Op, Plan
+
+PARAMS = (Op.GATHER_PARAMS, Op.FREE_PARAMS)
+USES = {"act": (Op.F,), "grad": (Op.B, Op.BW)}
 
 
 class RefusedError(Exception):
     """The plan cannot run, or computes something wrong."""
 
 
-class Message(NamedTuple):
+class MicroBatch(NamedTuple):
+    home: int
+    number: int
+
+
+class Tensor(NamedTuple):
+    """What crosses from one stage to the next or the previous one, named by who uses it."""
+
     kind: str
-    micro_batch: tuple[int, int]
-    cut: bool
+    stage: int
+    micro_batch: MicroBatch
+
+
+class Message(NamedTuple):
+    tensor: Tensor
+    is_cut: bool
+
+
+class Work(NamedTuple):
+    """An instruction with everything written out."""
+
+    op: Op
+    stage: int
+    micro_batch: MicroBatch
+    peer: int
 
 
 class Machine:
-    """One (replica, stage) with what it holds."""
+    """One group with what it holds."""
 
-    def __init__(self, plan: Plan, name: GroupName, body: tuple[Instr, ...]) -> None:
-        self.plan, self.name, self.body = plan, name, body
+    def __init__(self, plan: Plan, group: Group, body: tuple[Instr, ...]) -> None:
+        self.plan, self.group, self.name, self.body = plan, group, group.name, body
+        self.stages = stages_of(plan)[group.pp]
         self.at = 0
-        self.have: set[tuple[str, tuple[int, int]]] = set()
-        self.done: list[tuple[Op, tuple[int, int]]] = []
-        self.reduced = self.stepped = False
-        self.posted: dict[GroupName, list[tuple[str, tuple[int, int]]]] = {}
+        self.done: list[tuple[Op, int, MicroBatch]] = []
+        self.made: set[Tensor] = set()
+        self.scattered: set[Tensor] = set()
+        self.sent: set[Tensor] = set()
+        self.posted: dict[GroupName, list[Tensor]] = {}
         """Receives that wait, by peer."""
+        self.received: dict[Tensor, Message] = {}
+        """What the receive of a tensor took from its channel, until it is used."""
+        self.joined: dict[Tensor, Tensor] = {}
+        """What the gather of a tensor made of it, until it is used."""
+        self.ever: set[tuple[str, Tensor]] = set()
+        self.reduced: set[int] = set()
+        self.stepped = False
+        self.gathered_params: set[int] = set()
+        self.sharded = {work_stage(self, i) for i in body if i.op in PARAMS}
+        """Stages whose parameters the stream gathers and frees."""
 
-    def need(self, *things: tuple[str, tuple[int, int]]) -> None:
-        for thing in things:
-            if thing not in self.have:
-                raise RefusedError(f"{self.name} at {self.at}: no {thing}")
+    def refuse(self, why: str) -> RefusedError:
+        return RefusedError(f"{self.name} at {self.at}: {why}")
 
-    def make(self, what: str, micro_batch: tuple[int, int]) -> None:
-        if (what, micro_batch) in self.have:
-            raise RefusedError(f"{self.name} at {self.at}: {what} of {micro_batch} twice")
-        self.have.add((what, micro_batch))
+    def once(self, what: str, tensor: Tensor) -> None:
+        if (what, tensor) in self.ever:
+            raise self.refuse(f"{what} twice: {tensor}")
+        self.ever.add((what, tensor))
+
+
+class World:
+    """All machines, and what is on its way between them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.positions = {s: pp for pp, stages in stages_of(plan).items() for s in stages}
+        self.num_stages = len(self.positions)
+        groups = {group.name: group for group in plan.groups}
+        bodies = {GroupName(r, s.pp): s.body for s in plan.streams for r in s.replicas}
+        if groups.keys() != bodies.keys():
+            raise RefusedError("groups and streams do not belong together")
+        self.machines = {name: Machine(plan, groups[name], bodies[name]) for name in groups}
+        self.channels: dict[tuple[GroupName, GroupName], list[Message]] = {}
+
+    def deliver(self, machine: Machine) -> None:
+        """Give what has arrived to the receives that are posted, in order."""
+        for peer, waiting in machine.posted.items():
+            queue = self.channels.get((peer, machine.name), [])
+            while queue and waiting:
+                machine.received[waiting.pop(0)] = queue.pop(0)
+
+
+def stages_of(plan: Plan) -> dict[int, list[int]]:
+    """The stages of every position: ranges of layers are numbered through the model."""
+    ranges = sorted({(layers.first, group.pp) for group in plan.groups for layers in group.layers})
+    return {
+        group.pp: [stage for stage, (_, pp) in enumerate(ranges) if pp == group.pp]
+        for group in plan.groups
+    }
 
 
 def run(plan: Plan) -> None:
     """Run `plan` to the end; raise `RefusedError` where it fails, hangs or leaves work undone."""
-    machines = {
-        GroupName(replica, stream.pp): Machine(plan, GroupName(replica, stream.pp), stream.body)
-        for stream in plan.streams
-        for replica in stream.replicas
-    }
-    channels: dict[tuple[GroupName, GroupName], list[Message]] = {}
+    world = World(plan)
     moved = True
     while moved:
         moved = False
-        for machine in machines.values():
-            while machine.at < len(machine.body) and _step(machine, machines, channels):
-                machine.at += 1
+        for machine in world.machines.values():
+            while machine.at < len(machine.body) and (num_done := _step(world, machine)):
+                machine.at += num_done
                 moved = True
-            _deliver(machine, channels)
-    for machine in machines.values():
+            world.deliver(machine)
+    for machine in world.machines.values():
         if machine.at < len(machine.body):
-            raise RefusedError(f"{machine.name} hangs at {machine.at}")
-        if not (machine.reduced and machine.stepped):
-            raise RefusedError(f"{machine.name} never reduced or stepped")
-    if any(channels.values()) or any(any(m.posted.values()) for m in machines.values()):
+            raise machine.refuse("hangs")
+        if plan.level is Level.PLAN:
+            _nothing_left(machine)
+    if any(world.channels.values()):
         raise RefusedError("messages are left over")
-    _all_done(plan, machines)
+    _all_done(world)
 
 
-def _all_done(plan: Plan, machines: dict[GroupName, Machine]) -> None:
-    for stage in range(plan.mesh.pp):
-        done = [entry for m in machines.values() if m.name.pp == stage for entry in m.done]
-        for home in range(plan.mesh.dp):
-            for number in range(plan.batch.microbatches):
-                ops = sorted(op for op, micro_batch in done if micro_batch == (home, number))
+def _nothing_left(machine: Machine) -> None:
+    if machine.reduced != set(machine.stages) or not machine.stepped:
+        raise machine.refuse("never reduced or stepped")
+    if any(machine.posted.values()) or machine.received or machine.joined:
+        raise machine.refuse("receives what it does not use")
+    if machine.scattered - machine.sent:
+        raise machine.refuse("scatters what it does not send")
+    if machine.gathered_params:
+        raise machine.refuse("keeps gathered parameters")
+
+
+def _all_done(world: World) -> None:
+    done = [entry for machine in world.machines.values() for entry in machine.done]
+    for stage in range(world.num_stages):
+        for home in range(world.plan.mesh.dp):
+            for number in range(world.plan.batch.microbatches):
+                micro_batch = MicroBatch(home, number)
+                ops = sorted(op for op, *what in done if what == [stage, micro_batch])
                 if ops not in ([Op.F, Op.B, Op.W], [Op.F, Op.BW]):
                     raise RefusedError(f"stage {stage} ran {ops} of {number}@{home}")
 
 
-def _step(
-    machine: Machine,
-    machines: dict[GroupName, Machine],
-    channels: dict[tuple[GroupName, GroupName], list[Message]],
-) -> bool:
-    """Whether the machine's instruction could run."""
-    _deliver(machine, channels)
-    instr = machine.body[machine.at]
-    op, plan = instr.op, machine.plan
-    if op in (Op.REDUCE_GRADS, Op.STEP):
-        return _meet(machine, machines, op)
-    if machine.reduced:
-        raise RefusedError("work after reduce_grads")
+def work_stage(machine: Machine, instr: Instr) -> int:
+    """The stage of an instruction that has one."""
+    if instr.stage is None and len(machine.stages) == 1:
+        return machine.stages[0]
+    if instr.stage not in machine.stages:
+        raise machine.refuse("no such stage here")
+    return instr.stage
+
+
+def _work(machine: Machine, instr: Instr) -> Work:
+    plan, replica = machine.plan, machine.name.replica
+    stage = work_stage(machine, instr)
+    home = replica if instr.home is None else instr.home
     assert instr.microbatch is not None
-    home = machine.name.replica if instr.home is None else instr.home
-    micro_batch = (home, instr.microbatch)
     if home >= plan.mesh.dp or instr.microbatch >= plan.batch.microbatches:
-        raise RefusedError("no such micro-batch")
-    if op in (Op.F, Op.B, Op.W, Op.BW):
-        return _compute(machine, op, micro_batch)
-    return _transfer(machine, machines, channels, op, micro_batch)
+        raise machine.refuse("no such micro-batch")
+    peer = replica if instr.peer is None else instr.peer
+    return Work(instr.op, stage, MicroBatch(home, instr.microbatch), peer)
 
 
-def _deliver(machine: Machine, channels: dict[tuple[GroupName, GroupName], list[Message]]) -> None:
-    """Give what has arrived to the receives that are posted, in order."""
-    for peer, waiting in machine.posted.items():
-        queue = channels.get((peer, machine.name), [])
-        while queue and waiting:
-            message, (kind, micro_batch) = queue.pop(0), waiting.pop(0)
-            if message[:2] != (kind, micro_batch):
-                raise RefusedError(f"{machine.name} takes {message} for {micro_batch}")
-            what = "received chunks of" if message.cut else f"input {kind}"
-            machine.make(what, micro_batch)
-            machine.have.add((f"received {kind} {message.cut}", micro_batch))
+def _step(world: World, machine: Machine) -> int:
+    """How many instructions could run: none, one, or both of a pair."""
+    world.deliver(machine)
+    instr = machine.body[machine.at]
+    if world.plan.level is Level.SCHEDULE and not instr.op.is_compute:
+        raise machine.refuse("not in a schedule")
+    if instr.paired:
+        return 2 * _compute(world, machine, _pair(machine))
+    if instr.op is Op.STEP:
+        return _meet_at_step(world, machine)
+    if instr.op is Op.REDUCE_GRADS:
+        return _reduce(world, machine, work_stage(machine, instr))
+    if instr.op in PARAMS:
+        return _params(machine, instr.op, work_stage(machine, instr))
+    work = _work(machine, instr)
+    if work.stage in machine.reduced:
+        raise machine.refuse("work of a stage after its reduce_grads")
+    if instr.op.is_compute:
+        return _compute(world, machine, (work,))
+    return _transfer(world, machine, work)
 
 
-def _is_on_its_way(machine: Machine, kind: str, micro_batch: tuple[int, int]) -> bool:
-    return any((kind, micro_batch) in waiting for waiting in machine.posted.values())
+def _pair(machine: Machine) -> tuple[Work, Work]:
+    both = machine.body[machine.at : machine.at + 2]
+    if len(both) < 2 or both[1].paired or not all(instr.op.is_compute for instr in both):
+        raise machine.refuse("not a pair")
+    one, other = (_work(machine, instr) for instr in both)
+    if {one.stage, other.stage} & machine.reduced:
+        raise machine.refuse("work of a stage after its reduce_grads")
+    if one[1:3] == other[1:3]:
+        raise machine.refuse("a pair of the same micro-batch and stage")
+    return one, other
 
 
-def _compute(machine: Machine, op: Op, micro_batch: tuple[int, int]) -> bool:
-    """Whether its input is here."""
-    first = machine.name.pp == 0
-    last = machine.name.pp == machine.plan.mesh.pp - 1
-    if op is not Op.W and _is_on_its_way(machine, "act" if op is Op.F else "grad", micro_batch):
+def _compute(world: World, machine: Machine, works: tuple[Work, ...]) -> bool:
+    """Whether the inputs of all were there, so that all ran; none of them sees what others make."""
+    ready = [_is_ready(world, machine, work) for work in works]
+    if not all(ready):
         return False
-    machine.done.append((op, micro_batch))
-    if op is Op.F:
-        if not first:
-            machine.need(("input act", micro_batch))
-        machine.make("output act", micro_batch)
-    elif op is Op.W:
-        machine.need(("output grad", micro_batch))
-    else:
-        machine.need(("output act", micro_batch))
-        if not last:
-            machine.need(("input grad", micro_batch))
-        machine.make("output grad", micro_batch)
+    for work in works:
+        machine.received.pop(_input(work), None)
+        machine.joined.pop(_input(work), None)
+    for op, stage, micro_batch, _ in works:
+        machine.done.append((op, stage, micro_batch))
+        if op is not Op.W:
+            output = (
+                Tensor("act", stage + 1, micro_batch)
+                if op is Op.F
+                else Tensor("grad", stage - 1, micro_batch)
+            )
+            machine.once("made", output)
+            machine.made.add(output)
     return True
 
 
-def _transfer(
-    machine: Machine,
-    machines: dict[GroupName, Machine],
-    channels: dict[tuple[GroupName, GroupName], list[Message]],
-    op: Op,
-    micro_batch: tuple[int, int],
-) -> bool:
-    verb, kind = op.mnemonic.split("_")
-    forward = (kind == "act") == (verb in ("send", "scatter"))
-    peer = GroupName(machine.name.replica, machine.name.pp + (1 if forward else -1))
-    if peer not in machines:
-        raise RefusedError(f"{machine.name} has no {peer}")
-    tp_here, tp_there = (_degree(machine.plan, name) for name in (machine.name, peer))
+def _input(work: Work) -> Tensor:
+    return Tensor("act" if work.op is Op.F else "grad", work.stage, work.micro_batch)
+
+
+def _is_ready(world: World, machine: Machine, work: Work) -> bool:
+    """Whether all that `work` uses is here; refuses what is not and will not be."""
+    op, stage, micro_batch, _ = work
+    if stage in machine.sharded and stage not in machine.gathered_params:
+        raise machine.refuse("parameters are not gathered")
+    before = {Op.F: None, Op.B: Op.F, Op.BW: Op.F, Op.W: Op.B}[op]
+    if before is not None and (before, stage, micro_batch) not in machine.done:
+        raise machine.refuse(f"{op.name} before {before.name}")
+    if op is Op.W or stage == (0 if op is Op.F else world.num_stages - 1):
+        return True
+    return _has(world, machine, _input(work))
+
+
+def _has(world: World, machine: Machine, tensor: Tensor) -> bool:
+    """Whether the machine has the tensor; False if it is on its way."""
+    if world.plan.level is Level.SCHEDULE:
+        return any(tensor in other.made for other in world.machines.values())
+    if any(tensor in waiting for waiting in machine.posted.values()):
+        return False
+    if tensor in machine.joined:
+        found = machine.joined[tensor]
+    elif tensor in machine.received:
+        found, is_cut = machine.received[tensor]
+        if is_cut:
+            raise machine.refuse(f"chunks of {tensor} are not joined")
+    elif tensor in machine.made:
+        found = tensor
+    else:
+        raise machine.refuse(f"no {tensor}")
+    if found != tensor:
+        raise machine.refuse(f"{found} is taken for {tensor}")
+    return True
+
+
+def _transfer(world: World, machine: Machine, work: Work) -> bool:
+    """Whether it could run: all but a gather do at once."""
+    verb, kind = work.op.mnemonic.split("_")
+    away = verb in ("scatter", "send")
+    step = (1 if kind == "act" else -1) * (1 if away else -1)
+    peer_stage = work.stage + step
+    tensor = Tensor(kind, peer_stage if away else work.stage, work.micro_batch)
+    if not 0 <= peer_stage < world.num_stages:
+        raise machine.refuse("past the end of the pipeline")
+    if away and tensor not in machine.made:
+        raise machine.refuse(f"{verb} of {tensor}, which is not made here yet")
+    if not away and any((op, *tensor[1:]) in machine.done for op in USES[kind]):
+        raise machine.refuse(f"{verb} of {tensor} after its use")
+    machine.once(verb, tensor)
     if verb == "scatter":
-        machine.need((f"output {kind}", micro_batch))
-        if machine.plan.batch.tokens % max(tp_here, tp_there):
-            raise RefusedError("unequal chunks")
-        machine.make(f"chunks of {kind}", micro_batch)
-        if (f"sent {kind}", micro_batch) in machine.have:
-            raise RefusedError("scatter after send")
-    elif verb == "send":
-        machine.need((f"output {kind}", micro_batch))
-        cut = (f"chunks of {kind}", micro_batch) in machine.have
-        if not cut and tp_here != tp_there:
-            raise RefusedError("whole tensor between unequal degrees")
-        machine.make(f"sent {kind}", micro_batch)
-        channels.setdefault((machine.name, peer), []).append(Message(kind, micro_batch, cut))
-    elif verb == "recv":
-        _used_later(machine, kind, micro_batch)
-        machine.make(f"posted {kind}", micro_batch)
-        machine.posted.setdefault(peer, []).append((kind, micro_batch))
-    elif _is_on_its_way(machine, kind, micro_batch):
-        return False
+        if tensor in machine.sent:
+            raise machine.refuse(f"scatter of {tensor} after its send")
+        machine.scattered.add(tensor)
+    elif verb == "gather":
+        return _gather(machine, tensor)
     else:
-        machine.need((f"received {kind} True", micro_batch))
-        _used_later(machine, kind, micro_batch)
-        machine.have.discard(("received chunks of", micro_batch))
-        machine.make(f"input {kind}", micro_batch)
+        peer = world.machines.get(GroupName(work.peer, world.positions[peer_stage]))
+        if peer is None or peer is machine:
+            raise machine.refuse("no such peer")
+        if verb == "send":
+            _send(world, machine, peer, tensor)
+        else:
+            machine.posted.setdefault(peer.name, []).append(tensor)
     return True
 
 
-def _degree(plan: Plan, name: GroupName) -> int:
-    return next(len(group.ranks) for group in plan.groups if group.name == name)
+def _send(world: World, machine: Machine, peer: Machine, tensor: Tensor) -> None:
+    is_cut = tensor in machine.scattered
+    if not is_cut and machine.group.tp != peer.group.tp:
+        raise machine.refuse("a whole tensor between unequal degrees")
+    if is_cut and world.plan.batch.tokens % max(machine.group.tp, peer.group.tp):
+        raise machine.refuse("unequal chunks")
+    machine.sent.add(tensor)
+    world.channels.setdefault((machine.name, peer.name), []).append(Message(tensor, is_cut))
 
 
-def _used_later(machine: Machine, kind: str, micro_batch: tuple[int, int]) -> None:
-    uses = (Op.F,) if kind == "act" else (Op.B, Op.BW)
-    if any((op, micro_batch) in machine.done for op in uses):
-        raise RefusedError("received after use")
+def _gather(machine: Machine, tensor: Tensor) -> bool:
+    if any(tensor in waiting for waiting in machine.posted.values()):
+        machine.ever.discard(("gather", tensor))
+        return False
+    if tensor not in machine.received:
+        raise machine.refuse(f"gather of {tensor}, which is not received")
+    found, is_cut = machine.received.pop(tensor)
+    if not is_cut:
+        raise machine.refuse(f"gather of {tensor}, which came whole")
+    machine.joined[tensor] = found
+    return True
 
 
-def _meet(machine: Machine, machines: dict[GroupName, Machine], op: Op) -> bool:
-    others = [m for m in machines.values() if op is Op.STEP or m.name.pp == machine.name.pp]
-    if op is Op.REDUCE_GRADS:
-        if machine.reduced:
-            raise RefusedError("reduces twice")
-        came = [m.reduced or _is_at(m, op) for m in others]
-        machine.reduced = all(came)
-        return machine.reduced
-    if machine.stepped or not machine.reduced or machine.at != len(machine.body) - 1:
-        raise RefusedError("step is misplaced")
-    machine.stepped = all(m.stepped or _is_at(m, op) for m in others)
+def _params(machine: Machine, op: Op, stage: int) -> bool:
+    if (op is Op.GATHER_PARAMS) == (stage in machine.gathered_params):
+        raise machine.refuse(f"{op.mnemonic} twice")
+    machine.gathered_params ^= {stage}
+    return True
+
+
+def _reduce(world: World, machine: Machine, stage: int) -> bool:
+    """Whether all who hold the stage have come."""
+    if stage in machine.reduced:
+        raise machine.refuse("reduces twice")
+    others = [m for m in world.machines.values() if stage in m.stages and m is not machine]
+    if not all(stage in m.reduced or _is_at(m, Op.REDUCE_GRADS, stage) for m in others):
+        return False
+    machine.reduced.add(stage)
+    return True
+
+
+def _meet_at_step(world: World, machine: Machine) -> bool:
+    """Whether all have come."""
+    if machine.at != len(machine.body) - 1:
+        raise machine.refuse("step is not last")
+    machine.stepped = all(m.stepped or _is_at(m, Op.STEP, None) for m in world.machines.values())
     return machine.stepped
 
 
-def _is_at(machine: Machine, op: Op) -> bool:
-    return machine.at < len(machine.body) and machine.body[machine.at].op is op
+def _is_at(machine: Machine, op: Op, stage: int | None) -> bool:
+    if machine.at == len(machine.body):
+        return False
+    instr = machine.body[machine.at]
+    return instr.op is op and (stage is None or work_stage(machine, instr) == stage)
 
 
 def peak_bytes(plan: Plan, name: GroupName, facts: StageFacts) -> int:

@@ -7,7 +7,11 @@ for each other at F, B, BW and gathers; in each round everything that may happen
 
 from __future__ import annotations
 
-from resihp.ir.model import Group, Instr, Op, Plan
+from typing import NamedTuple
+
+from plan_oracle import stages_of
+
+from resihp.ir.model import Group, GroupName, Instr, Op, Plan
 
 COLLECTIVE = (Op.F, Op.B, Op.BW, Op.GATHER_ACT, Op.GATHER_GRAD)
 SENDS = {Op.SEND_ACT: ("act", 1), Op.SEND_GRAD: ("grad", -1)}
@@ -19,6 +23,17 @@ USES = {
 }
 
 
+class Doing(NamedTuple):
+    """An instruction with its stage and its micro-batch's home written out."""
+
+    op: Op
+    stage: int | None
+    microbatch: int | None
+    home: int | None
+    peer: int
+    paired: bool
+
+
 class Message:
     """One chunk on its way from rank to rank."""
 
@@ -28,7 +43,7 @@ class Message:
 
 
 class Rank:
-    def __init__(self, group: Group, body: tuple[Instr, ...]) -> None:
+    def __init__(self, group: Group, body: list[Doing]) -> None:
         self.group, self.body, self.at = group, body, 0
         self.posts: dict[int, list[Message]] = {}
         self.needs: dict[int, list[Message]] = {}
@@ -48,37 +63,58 @@ def finishes(plan: Plan, transport: str, whole_bytes: int = 0) -> bool:
     return all(rank.at == len(rank.body) for rank in ranks.values())
 
 
-def _bodies(plan: Plan) -> dict[tuple[int, int], tuple[Instr, ...]]:
-    """Per (replica, stage), with the home of every micro-batch written out."""
+def _bodies(plan: Plan) -> dict[GroupName, list[Doing]]:
+    stages = stages_of(plan)
+
+    def spell(instr: Instr, replica: int, pp: int) -> Doing:
+        stage = stages[pp][0] if instr.stage is None and instr.op.has_stage else instr.stage
+        home = replica if instr.home is None and instr.op.has_micro_batch else instr.home
+        peer = replica if instr.peer is None else instr.peer
+        return Doing(instr.op, stage, instr.microbatch, home, peer, instr.paired)
+
     return {
-        (replica, stream.pp): tuple(
-            Instr(instr.op, instr.microbatch, replica)
-            if instr.op.has_micro_batch and instr.home is None
-            else instr
-            for instr in stream.body
-        )
+        GroupName(replica, stream.pp): [spell(instr, replica, stream.pp) for instr in stream.body]
         for stream in plan.streams
         for replica in stream.replicas
     }
 
 
+def _find(body: list[Doing], op: Op, stage: int | None, like: Doing | None = None) -> int | None:
+    """Where `op` of the stage stands, for the micro-batch of `like` if that is given."""
+    for index, doing in enumerate(body):
+        is_like = like is None or (doing.microbatch, doing.home) == (like.microbatch, like.home)
+        if is_like and doing.op is op and doing.stage == stage:
+            return index
+    return None
+
+
+def _position(plan: Plan, stage: int) -> int:
+    return next(pp for pp, held in stages_of(plan).items() if stage in held)
+
+
 def _ranks(plan: Plan, whole_bytes: int) -> dict[int, Rank]:
     bodies = _bodies(plan)
-    groups = {(g.replica, g.pp): g for g in plan.groups}
+    groups = {group.name: group for group in plan.groups}
     ranks = {
-        rank: Rank(group, bodies[key]) for key, group in groups.items() for rank in group.ranks
+        rank: Rank(group, bodies[name]) for name, group in groups.items() for rank in group.ranks
     }
-    for (replica, stage), body in bodies.items():
-        here = groups[replica, stage]
-        for index, instr in enumerate(body):
-            if instr.op not in SENDS:
+    for name, body in bodies.items():
+        for index, doing in enumerate(body):
+            if doing.op not in SENDS:
                 continue
-            kind, step = SENDS[instr.op]
-            there = groups[replica, stage + step]
-            far_body = bodies[replica, stage + step]
+            assert doing.stage is not None
+            kind, step = SENDS[doing.op]
+            far_stage = doing.stage + step
+            far = GroupName(doing.peer, _position(plan, far_stage))
+            here, there, far_body = groups[name], groups[far], bodies[far]
             recv_op = Op.RECV_ACT if kind == "act" else Op.RECV_GRAD
-            recv = far_body.index(Instr(recv_op, instr.microbatch, instr.home))
-            cut = Instr(CUTS[instr.op], instr.microbatch, instr.home) in body
+            recv = _find(far_body, recv_op, far_stage, doing)
+            uses = [_find(far_body, op, far_stage, doing) for op in USES[recv_op]]
+            use = min(use for use in uses if use is not None)
+            assert recv is not None and recv < use
+            if use and far_body[use - 1].paired:
+                use -= 1  # both of a pair start together
+            cut = _find(body, CUTS[doing.op], doing.stage, doing) is not None
             pieces = max(len(here.ranks), len(there.ranks)) if cut else len(here.ranks)
             for chunk in range(pieces):
                 source = here.ranks[chunk * len(here.ranks) // pieces]
@@ -86,12 +122,6 @@ def _ranks(plan: Plan, whole_bytes: int) -> dict[int, Rank]:
                 message = Message(source, target, whole_bytes // (pieces if cut else 1))
                 ranks[source].posts.setdefault(index, []).append(message)
                 ranks[target].posts.setdefault(recv, []).append(message)
-                use = next(
-                    i
-                    for i in range(recv + 1, len(far_body))
-                    if far_body[i].op in USES[recv_op]
-                    and (far_body[i].microbatch, far_body[i].home) == (instr.microbatch, instr.home)
-                )
                 ranks[target].needs.setdefault(use, []).append(message)
     return ranks
 
@@ -100,12 +130,10 @@ def _step(rank: Rank, ranks: dict[int, Rank], transport: str) -> bool:
     """Whether the rank (with its whole group, at a collective) goes one instruction on."""
     if rank.at == len(rank.body):
         return False
-    op = rank.body[rank.at].op
+    op, stage = rank.body[rank.at][:2]
     if op in (Op.REDUCE_GRADS, Op.STEP):
-        others = [
-            other for other in ranks.values() if op is Op.STEP or other.group.pp == rank.group.pp
-        ]
-        if any(other.at < other.body.index(Instr(op)) for other in others):
+        meetings = [(other, _find(other.body, op, stage)) for other in ranks.values()]
+        if any(index is not None and other.at < index for other, index in meetings):
             return False
     if op in COLLECTIVE:
         members = [ranks[number] for number in rank.group.ranks]
@@ -175,30 +203,54 @@ COST = {Op.F: 1, Op.B: 1, Op.W: 1, Op.BW: 2}
 
 
 def makespan(plan: Plan) -> float:
-    """When all is done under `edge` with unlimited speed: relax all times until none changes."""
+    """When all is done under `edge` with unlimited speed: relax all times until none changes.
+
+    Both of a pair start once the inputs of both are there, and run one after the other.
+    """
     bodies = _bodies(plan)
-    ends = {(*key, i): 0.0 for key, body in bodies.items() for i in range(len(body))}
+    ends = {(name, index): 0.0 for name, body in bodies.items() for index in range(len(body))}
+    waits = {place: _waits(plan, bodies, *place) for place in ends}
     while True:
         before = dict(ends)
-        for (replica, stage), body in bodies.items():
-            received: set[tuple[Op, int | None, int | None]] = set()
+        for name, body in bodies.items():
             time = 0.0
-            for index, instr in enumerate(body):
-                if instr.op in RECVS:
-                    received.add((instr.op, instr.microbatch, instr.home))
-                for recv_op, (_, step) in RECVS.items():
-                    key = recv_op, instr.microbatch, instr.home
-                    if instr.op in USES[recv_op] and key in received:
-                        far = bodies[replica, stage + step]
-                        send_op = Op.SEND_ACT if recv_op is Op.RECV_ACT else Op.SEND_GRAD
-                        sent = far.index(Instr(send_op, instr.microbatch, instr.home))
-                        time = max(time, before[replica, stage + step, sent])
-                if instr.op in (Op.REDUCE_GRADS, Op.STEP):
-                    for (r, s), other in bodies.items():
-                        if instr.op is Op.STEP or s == stage:
-                            at = other.index(instr)
-                            time = max(time, before[r, s, at - 1] if at else 0.0)
-                time += COST.get(instr.op, 0)
-                ends[replica, stage, index] = time
+            for index, doing in enumerate(body):
+                time = max([time, *(before[place] for place in waits[name, index])])
+                time += COST.get(doing.op, 0)
+                ends[name, index] = time
         if ends == before:
             return max(ends.values())
+
+
+def _waits(
+    plan: Plan, bodies: dict[GroupName, list[Doing]], name: GroupName, index: int
+) -> list[tuple[GroupName, int]]:
+    """The instructions of other groups that must have ended before this one may start."""
+    doing = bodies[name][index]
+    if doing.op in (Op.REDUCE_GRADS, Op.STEP):
+        meetings = {other: _find(body, doing.op, doing.stage) for other, body in bodies.items()}
+        return [(other, at - 1) for other, at in meetings.items() if at]
+    both = [doing, *([bodies[name][index + 1]] if doing.paired else [])]
+    return [
+        place
+        for needs in both
+        for recv_op, uses in USES.items()
+        if needs.op in uses
+        if (place := _source(plan, bodies, name, recv_op, needs)) is not None
+    ]
+
+
+def _source(
+    plan: Plan, bodies: dict[GroupName, list[Doing]], name: GroupName, recv_op: Op, use: Doing
+) -> tuple[GroupName, int] | None:
+    """The send of what `use` needs; None if that is made here."""
+    recv = _find(bodies[name], recv_op, use.stage, use)
+    if recv is None:
+        return None
+    assert use.stage is not None
+    send_op = Op.SEND_ACT if recv_op is Op.RECV_ACT else Op.SEND_GRAD
+    stage = use.stage + RECVS[recv_op][1]
+    sender = GroupName(bodies[name][recv].peer, _position(plan, stage))
+    send = _find(bodies[sender], send_op, stage, use)
+    assert send is not None
+    return sender, send
