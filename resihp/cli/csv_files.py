@@ -70,8 +70,12 @@ def is_csv(path: str, reading: CsvReading = AS_IT_IS) -> bool:
     return path.lower().endswith(".csv") or (path == "-" and reading.kind is not None)
 
 
-def in_cells(findings: Sequence[Diagnostic], parsed: Parsed) -> list[Diagnostic]:
+def in_cells(
+    findings: Sequence[Diagnostic], parsed: Parsed, reading: CsvReading = AS_IT_IS
+) -> list[Diagnostic]:
     """What the verifier says about a CSV, in rows and cells."""
     from resihp.ir.torch_cells import explain_words, name_cells
 
-    return explain_words(name_cells(findings, parsed.text))
+    # The words of 2024 are those of the findings.
+    explained = findings if reading.vocabulary == "2024" else explain_words(findings)
+    return name_cells(explained, parsed.text)

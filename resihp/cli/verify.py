@@ -121,7 +121,7 @@ def _findings(
     if isinstance(parsed, tuple):
         return parsed
     found = _verified(parsed, previous, args)
-    return in_cells(found, parsed) if is_csv(path, csv) else found
+    return in_cells(found, parsed, csv) if is_csv(path, csv) else found
 
 
 def _verified(

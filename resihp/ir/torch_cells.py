@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from resihp.ir.torch_actions import quoted
 __all__ = ["VOCABULARY_HINT", "explain_words", "name_cells"]
 
 VOCABULARY_HINT = "in findings B is the I of the file, and BW its B"
+_BACKWARD = re.compile(r"`BW?\b")
 
 
 def name_cells(diagnostics: Sequence[Diagnostic], text: str) -> list[Diagnostic]:
@@ -38,12 +40,15 @@ def name_cells(diagnostics: Sequence[Diagnostic], text: str) -> list[Diagnostic]
 
 
 def explain_words(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """The same findings; the first one says whose words they use for the backward."""
-    if not diagnostics:
-        return []
-    first, *rest = diagnostics
-    hint = VOCABULARY_HINT if first.hint is None else f"{first.hint}; {VOCABULARY_HINT}"
-    return [replace(first, hint=hint), *rest]
+    """The same findings; the first one that speaks of a backward says whose words it uses."""
+    explained = list(diagnostics)
+    for index, diagnostic in enumerate(diagnostics):
+        texts = [diagnostic.message, *(place.message for place in diagnostic.related)]
+        if any(_BACKWARD.search(text) for text in texts):
+            before = "" if diagnostic.hint is None else f"{diagnostic.hint}; "
+            explained[index] = replace(diagnostic, hint=before + VOCABULARY_HINT)
+            break
+    return explained
 
 
 def _cell_at(lines: Sequence[str], span: Span) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resihp.errors import PlanSyntaxError, UserError
-from resihp.ir.diagnostics import Span
+from resihp.ir.diagnostics import Diagnostic, Related, Span
 from resihp.ir.model import Instr, LayerRange, Level, ModelShape, Op
 from resihp.ir.reader import MAX_ERRORS, MAX_TEXT
 from resihp.ir.torch_cells import VOCABULARY_HINT, explain_words, name_cells
@@ -333,13 +334,30 @@ def test_any_text_is_read_or_refused_in_words(text):
             assert found.message.isprintable()
 
 
-def test_findings_are_told_in_cells_and_in_the_words_of_the_file():
-    """A finding of the verifier keeps its place; the first one translates."""
-    (found,) = faults("0F0,0F1x\n")
-    again = name_cells([found], "0F0,0F1x\n")
-    assert again[0].span == found.span
-    first, second = explain_words([found, found])
-    assert first.hint is not None
-    assert first.hint.endswith(VOCABULARY_HINT)
-    assert second.hint == found.hint
+def test_findings_say_whose_words_they_use():
+    """The first one that speaks of a backward, once, after its own hint."""
+    about = Diagnostic(code="RHP303", message="`F 0` has no backward", span=Span(1, 1, 4))
+    speaks = msgspec.structs.replace(about, message="`BW 0` stands before `F 0`", hint="so")
+    found = explain_words([about, speaks, speaks])
+    assert [one.hint for one in found] == [None, f"so; {VOCABULARY_HINT}", "so"]
     assert explain_words([]) == []
+
+
+def test_findings_are_told_in_cells():
+    """A place inside a cell, a whole row, the end of one; notes too."""
+    text = "0F0,0F1 \n,(1F0;1B1)OVERLAP_F_B\n"
+    places = [Span(1, 5, 8), Span(2, 9, 12), Span(2, 1, 24), Span(1, 9, 10)]
+    names = [
+        "row 0, cell 1: `0F1`",
+        "row 1, cell 1: `(1F0;1B1)OVERLAP_F_B`",
+        "row 1",
+        "end of row 0",
+    ]
+    for place, name in zip(places, names, strict=True):
+        finding = Diagnostic(
+            code="RHP000", message="so", span=place, related=(Related("and so", place),)
+        )
+        (named,) = name_cells([finding], text)
+        assert named.message == f"so ({name})"
+        assert named.related[0].message == f"and so ({name})"
+        assert named.span == place
