@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from resihp.ir.levels import BODY_WORDS
-from resihp.ir.lines import LineError, quote
+from resihp.ir.levels import BODY_WORDS, place_of
+from resihp.ir.lines import BLANKS, LineError, did_you_mean, list_of, quote
 from resihp.ir.model import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Collection, Set
 
-__all__ = ["misfit"]
+__all__ = ["check_first_word", "misfit"]
 
 _TERMINALS = {
     "COMPUTE": "F, B, W or BW",
@@ -44,10 +44,50 @@ _TERMINALS = {
 }
 _SENDS = (Op.SEND_ACT, Op.SEND_GRAD)
 _RECVS = (Op.RECV_ACT, Op.RECV_GRAD)
-_WORD = re.compile(r"->|<-|dp[0-9]+\.pp[0-9]+|\w+|\S")
+_WORD = re.compile(r"->|<-|dp[0-9]+\.pp[0-9]+|\w+|[^ \t]")
 
 
 _STAGE = ("_OPEN", True)
+
+
+_TORCH = {
+    "F": "F",
+    "I": "B",
+    "W": "W",
+    "B": "BW",
+    "SEND_F": "send_act",
+    "RECV_F": "recv_act",
+    "SEND_B": "send_grad",
+    "RECV_B": "recv_grad",
+    "UNSHARD": "gather_params",
+    "RESHARD": "free_params",
+    "REDUCE_GRAD": "reduce_grads",
+}
+"""What torch's pipelining CSV calls our instructions."""
+
+
+def check_first_word(code: str, known: Collection[str], what: str) -> None:
+    """Refuse a line whose first word is none of `known`: it is no `what`."""
+    found = re.search(r"\w+|[^ \t]+", code)
+    assert found is not None, "a blank line says nothing"
+    word = found.group()
+    if word not in known:
+        hint = _advice(word, known)
+        message = f"unknown {what} {quote(word)}"
+        raise LineError(found.start() + 1, found.end() + 1, message, hint=hint)
+
+
+def _advice(word: str, known: Collection[str]) -> str:
+    """What the author of an unknown first word may have meant."""
+    joined = re.fullmatch(r"([A-Za-z_]+?)([0-9]+)", word)
+    if joined is not None and joined[1] in known:
+        return f"put a blank before the number: `{joined[1]} {joined[2][:10]}`"
+    cell = re.fullmatch(r"([0-9]*)([A-Z_]+)([0-9]*)", word)
+    if cell is not None and cell[2] in _TORCH and "F" in known:
+        stage = f"[{cell[1][:10]}]" if cell[1] else ""
+        ours = f"{_TORCH[cell[2]]}{stage} {cell[3][:10]}".rstrip()
+        return f"torch's {quote(word)} is `{ours}` here"
+    return place_of(word) or did_you_mean(word, known) or list_of(known)
 
 
 class _At(NamedTuple):
@@ -102,10 +142,12 @@ def _message(at: _At) -> str | None:
             return "a receive says where the tensor comes from, with `<-`"
         case "&" if not at.op.is_compute:
             return f"only F, B, W and BW make pairs, not `{at.op.mnemonic}`"
-        case "&" if "&" in at.before:
+        case "&" if "&" in at.before and "COMPUTE" not in at.wanted:
             return "a pair has two instructions, no more"
         case "[" if at.op is Op.STEP:
             return "`step` is for all stages: it takes none"
+        case word if word.isdigit() and "[" in at.before and not at.op.has_micro_batch:
+            return f"`{at.op.mnemonic}` is for all micro-batches: it takes none"
         case word if "COMPUTE" in at.wanted and word in BODY_WORDS:
             return f"only F, B, W and BW make pairs, not `{word}`"
         case _:
@@ -114,18 +156,27 @@ def _message(at: _At) -> str | None:
 
 def _hint(at: _At) -> str | None:
     if at.op is None:
-        return None
+        return _hint_outside(at)
     word, found = at.op.mnemonic, at.found
     if found in ("(", "<", "[") and at.op.has_stage:
         return f"the stage stands right after the instruction, in `[ ]`: `{word}[2]`"
-    if found.isdigit() and at.op.has_stage and not at.op.has_micro_batch:
+    if found.isdigit() and "_OPEN" in at.wanted and "INT" not in at.wanted:
         return f"a stage stands in `[ ]`: `{word}[{found[:10]}]`"
     if found.isdigit() and "REPLICA" in at.wanted:
         return f"a plan names the replica at the other end, not its ranks: `dp{found[:10]}`"
-    if re.match("dp[0-9]", found) and at.before.rstrip().endswith(("->", "<-")):
-        if "REPLICA" in at.wanted:
-            return "the position follows from the stage; name the replica only"
+    if re.match("dp[0-9]", found) and at.before.rstrip(BLANKS).endswith(("->", "<-")):
         return "a program names the rank at the other end"
-    if found == ";":
-        return "one instruction a line"
+    if found == "." and re.search("dp[0-9]+$", at.before):
+        return "the position follows from the stage; name the replica only"
+    if "COMPUTE" not in at.wanted and (found in (";", ",") or found in BODY_WORDS):
+        return "one instruction a line, or two that overlap with `&` between them"
+    return None
+
+
+def _hint_outside(at: _At) -> str | None:
+    """Advice on a line that is no instruction."""
+    if at.before.split() == ["schedule"]:
+        return f"how the streams were ordered is said by `order {at.found}`"
+    if at.found in ("-", ":") and "_DOTS" in at.wanted:
+        return "a range is written with two dots: `0..3`"
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from resihp.ir.lines import Budget, LineError, did_you_mean, quote
+from resihp.ir.lines import BLANKS, Budget, LineError, did_you_mean, quote
 from resihp.ir.model import GroupName, LayerRange
 from resihp.ir.trees import intervals, listed, place, refuse, tokens, trees
 
@@ -67,7 +67,7 @@ class Fields:
                 self._add(_value_of(attribute), kinds)
         missing = [key for key in kinds if key not in self.values]
         if missing:
-            end = len(code.rstrip()) + 1
+            end = len(code.rstrip(BLANKS)) + 1
             names = ", ".join(f"`{key}=`" for key in missing)
             raise LineError(end, end + 1, f"this line lacks {names}", code="RHP003")
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from resihp.ir.diagnostics import Diagnostic
-from resihp.ir.lines import code_of
+from resihp.ir.lines import BLANKS, code_of
 
 __all__ = ["fingerprints"]
 
@@ -38,7 +38,7 @@ def _blocks(lines: Sequence[str]) -> list[str]:
     inside = ""
     blocks: list[str] = []
     for line in lines:
-        code = code_of(line).strip()
+        code = code_of(line).strip(BLANKS)
         if code == "}":
             inside = ""
         blocks.append(inside)

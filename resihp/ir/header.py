@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from resihp.ir.diagnostics import Diagnostic, Span
-from resihp.ir.lines import code_of, did_you_mean, quote
+from resihp.ir.lines import BLANKS, code_of, did_you_mean, quote
 from resihp.ir.model import FORMAT_VERSION, Level
 
 __all__ = ["Header", "read_header"]
@@ -50,10 +50,10 @@ def _first_line(text: str) -> tuple[str, Span] | None:
     """The first line that says something, without blanks around it, and its place."""
     for found in re.finditer(r"[^\n]+", text):
         code = code_of(found.group())
-        if code.strip():
+        if code.strip(BLANKS):
             line = text.count("\n", 0, found.start()) + 1
-            column = len(code) - len(code.lstrip()) + 1
-            return code.strip(), Span(line, column, len(code) + 1)
+            column = len(code) - len(code.lstrip(BLANKS)) + 1
+            return code.strip(BLANKS), Span(line, column, len(code) + 1)
     return None
 
 

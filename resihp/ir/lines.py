@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "BLANKS",
     "MAX_LISTED",
     "MAX_NUMBER",
     "Budget",
@@ -19,6 +20,10 @@ __all__ = [
 MAX_NUMBER = 10**9
 MAX_LISTED = 1 << 22
 """Numbers that all lists of one text may hold together."""
+
+
+BLANKS = " \t"
+"""What may stand between words; other characters that look blank are faults."""
 
 
 class LineError(Exception):
@@ -50,7 +55,7 @@ class Budget:
 
 def code_of(line: str) -> str:
     """The line without its comment and trailing blanks."""
-    return line.partition("#")[0].rstrip()
+    return line.partition("#")[0].rstrip(BLANKS)
 
 
 def quote(text: str) -> str:
@@ -61,8 +66,9 @@ def quote(text: str) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """The known word that is nearest to `word`, as a hint; None if none is near."""
-    near = difflib.get_close_matches(word[:40], tuple(known), n=1, cutoff=0.6)
-    return f"did you mean `{near[0]}`?" if near else None
+    spelled = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word[:40].lower(), spelled, n=1, cutoff=0.6)
+    return f"did you mean `{spelled[near[0]]}`?" if near else None
 
 
 def list_of(known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from itertools import chain
 from resihp.ir import canonical
 from resihp.ir.diagnostics import Span
 from resihp.ir.levels import misplaced_instruction
-from resihp.ir.lines import LineError, code_of
+from resihp.ir.lines import BLANKS, LineError, code_of
 from resihp.ir.model import (
     Batch,
     Group,
@@ -63,21 +63,17 @@ class _Lines(dict[str, tuple[Instr, ...]]):
 
     def __missing__(self, line: str) -> tuple[Instr, ...]:
         instrs = canonical.read_instruction(line)
+        known = instrs is not None
         if instrs is None:
-            instrs = self._read_freely(line)
+            code = code_of(line)
+            instrs = read_instruction(code) if code else ()
         if self.level is Level.SCHEDULE:
             self._check_level(line, instrs)
+        if not known and instrs:
+            tidy = "  " + " & ".join(map(spell_instr, instrs))
+            instrs = self.setdefault(tidy, instrs)
         self[line] = instrs
         return instrs
-
-    def _read_freely(self, line: str) -> tuple[Instr, ...]:
-        """A line in any spelling: the instructions of the same line in the canonical one."""
-        code = code_of(line)
-        if not code.strip():
-            return ()
-        instrs = read_instruction(code)
-        tidy = "  " + " & ".join(map(spell_instr, instrs))
-        return instrs if tidy == line else self[tidy]
 
     def _check_level(self, line: str, instrs: tuple[Instr, ...]) -> None:
         for instr, (column, end) in zip(instrs, instruction_columns(code_of(line)), strict=True):
@@ -133,7 +129,7 @@ class _PlanReader(Reader):
             except LineError as error:
                 self.fault(block.body_line + offset, error)
             else:
-                column = len(code) - len(code.lstrip()) + 1
+                column = len(code) - len(code.lstrip(BLANKS)) + 1
                 self.source_places.append(Span(block.body_line + offset, column, len(code) + 1))
 
     def _read_stream(self, head: StreamHead, block: Block, span: Span) -> None:

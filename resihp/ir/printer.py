@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from resihp.ir.lines import code_of
+from resihp.ir.lines import BLANKS, code_of
 from resihp.ir.model import Group, Instr, Plan
 from resihp.ir.source import Parsed
 from resihp.ir.statements import (
@@ -112,7 +112,7 @@ def _reread(text: str) -> Iterator[_Line]:
     block = ""
     for line in text.split("\n"):
         comment = line[line.index("#") :].rstrip() if "#" in line else ""
-        code = code_of(line).strip()
+        code = code_of(line).strip(BLANKS)
         if not code:
             yield _Line(indent="  " if block and comment else "", comment=comment)
         elif code == "}":

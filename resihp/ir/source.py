@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from resihp.ir.diagnostics import Span
-from resihp.ir.lines import code_of
+from resihp.ir.lines import BLANKS, code_of
 from resihp.ir.model import Plan
 
 __all__ = ["BodyPlaces", "Parsed", "Places", "StreamSource", "instruction_columns"]
@@ -46,8 +46,9 @@ def instruction_columns(code: str) -> Iterator[tuple[int, int]]:
     """(column, end column) of the instruction of a readable line, or of both of a pair."""
     start = 0
     for part in code.split("&"):
-        if part.strip():
-            yield start + len(part) - len(part.lstrip()) + 1, start + len(part.rstrip()) + 1
+        if part.strip(BLANKS):
+            first = start + len(part) - len(part.lstrip(BLANKS))
+            yield first + 1, start + len(part.rstrip(BLANKS)) + 1
         start += len(part) + 1
 
 

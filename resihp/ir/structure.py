@@ -15,7 +15,7 @@ from lark.exceptions import UnexpectedInput
 
 from resihp.ir.diagnostics import Diagnostic, Related, Span
 from resihp.ir.levels import BODY_WORDS, SOURCE_WORDS, STATEMENT_WORDS
-from resihp.ir.lines import code_of
+from resihp.ir.lines import BLANKS, code_of
 from resihp.ir.trees import parse_tree
 
 __all__ = ["Block", "split"]
@@ -59,7 +59,7 @@ def _block(tokens: list[Token]) -> Block:
     head = tokens[0]
     assert head.line is not None
     assert head.column is not None
-    text = str(head).rstrip()
+    text = str(head).rstrip(BLANKS)
     if len(tokens) == 1:
         return Block(head.line, head.column, text, head.line, None)
     brace = tokens[1].line
@@ -82,7 +82,7 @@ def _loose_text(block: Block) -> list[Diagnostic]:
         message = "`}` stands on a line of its own"
         column = block.column + len(block.head)
         faults.append(_fault(Span(block.body_line, column, column + 1), message))
-    elif last.strip():
+    elif last.strip(BLANKS):
         line = block.body_line + block.body.count("\n")
         message = "`}` stands on a line of its own"
         faults.append(_fault(Span(line, len(last) + 1, len(last) + 2), message))
@@ -109,7 +109,7 @@ class _Scan:
                 self._fault(
                     number,
                     code,
-                    code.strip()[:1],
+                    code.strip(BLANKS)[:1],
                     "the block above is not closed: a `}` is missing before this line",
                 )
                 self._close()
@@ -125,15 +125,15 @@ class _Scan:
 
     def _outside(self, number: int, code: str) -> None:
         head, brace, rest = code.partition("{")
-        text = head.strip()
-        column = len(head) - len(head.lstrip()) + 1
+        text = head.strip(BLANKS)
+        column = len(head) - len(head.lstrip(BLANKS)) + 1
         if "}" in head:
             self._fault(number, code, "}", "this `}` closes no block")
         elif brace and not text:
             self._fault(number, code, "{", "`{` ends the line of the block's head")
         elif brace:
-            if rest.strip():
-                self._fault(number, code, rest.strip(), "nothing may follow `{` on its line")
+            if rest.strip(BLANKS):
+                self._fault(number, code, rest.strip(BLANKS), "nothing may follow `{` on its line")
             self.open = Block(number, column, text, number, "")
             self.body = [""]
             if "}" in rest:
@@ -145,7 +145,7 @@ class _Scan:
         if "{" in code:
             self._fault(number, code, "{", "a block cannot open inside a block")
             self.body.append("")
-        elif code.strip() == "}":
+        elif code.strip(BLANKS) == "}":
             self._close()
         elif "}" in code:
             self._fault(number, code, "}", "`}` stands on a line of its own")

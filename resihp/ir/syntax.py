@@ -8,10 +8,10 @@ from typing import NamedTuple, cast
 from lark import Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from resihp.ir.complaints import misfit
+from resihp.ir.complaints import check_first_word, misfit
 from resihp.ir.fields import KEYS, Fields
-from resihp.ir.levels import BODY_WORDS, SOURCE_WORDS, STATEMENT_WORDS, place_of
-from resihp.ir.lines import Budget, LineError, did_you_mean, list_of, quote
+from resihp.ir.levels import BODY_WORDS, SOURCE_WORDS, STATEMENT_WORDS
+from resihp.ir.lines import BLANKS, Budget, quote
 from resihp.ir.model import (
     Batch,
     Group,
@@ -65,7 +65,7 @@ class ProgramLine(NamedTuple):
 
 def read_statement(code: str, budget: Budget) -> Statement:
     """The statement of a line outside a block (comment already cut off)."""
-    _check_first_word(code, STATEMENT_WORDS, "statement")
+    check_first_word(code, STATEMENT_WORDS, "statement")
     (tree,) = trees(_parse(code, "statement"))
     if tree.data in KEYS:
         return _keyed(tree, Fields(tree.data, tree, budget, code))
@@ -74,7 +74,7 @@ def read_statement(code: str, budget: Budget) -> Statement:
 
 def read_source(code: str, budget: Budget) -> Reshard | Move | Load:
     """The line of a `reconfigure` block."""
-    _check_first_word(code, SOURCE_WORDS, "line of a `reconfigure` block")
+    check_first_word(code, SOURCE_WORDS, "line of a `reconfigure` block")
     tree = _parse(code, "source")
     keyword, *ends = tokens(tree)
     fields = Fields(str(keyword), tree, budget, code)
@@ -90,13 +90,13 @@ def read_source(code: str, budget: Budget) -> Reshard | Move | Load:
 
 def read_instruction(code: str) -> tuple[Instr, ...]:
     """The instruction of a line of a `stream` block, or both of an overlapped pair."""
-    _check_first_word(code, tuple(BODY_WORDS), "instruction")
+    check_first_word(code, tuple(BODY_WORDS), "instruction")
     return _instructions(_parse(code, "instruction"))
 
 
 def read_program_line(code: str) -> tuple[ProgramLine, ...]:
     """The instruction of a line of a `run` block, or both of an overlapped pair."""
-    _check_first_word(code, tuple(BODY_WORDS), "instruction")
+    check_first_word(code, tuple(BODY_WORDS), "instruction")
     tree = _parse(code, "program_instruction")
     peers = [peer for rule in trees(tree) if rule.data == "peers" for peer in trees(rule)]
     transfers = tuple(map(_transfer, peers))
@@ -121,7 +121,7 @@ def _misfit_at(error: UnexpectedInput, code: str) -> tuple[int, set[str]]:
         expected = set(error.accepts or error.expected)
         token = cast(Token, error.token)  # pyright: ignore[reportUnknownMemberType] -- lark does not type it
         if token.type == "$END":
-            return len(code.rstrip()) + 1, expected
+            return len(code.rstrip(BLANKS)) + 1, expected
         assert token.column is not None
         return token.column, expected
     assert isinstance(error, UnexpectedCharacters)
@@ -229,21 +229,3 @@ def _size(token: Token, size: str) -> int:
 def _transport(token: Token) -> str:
     name, equals, size = (part.strip() for part in str(token).partition("="))
     return str(Transport(name, _size(token, size))) if equals else name
-
-
-def _check_first_word(code: str, known: tuple[str, ...], what: str) -> None:
-    found = re.search(r"\w+|\S+", code)
-    assert found is not None, "a blank line says nothing"
-    word = found.group()
-    if word in known:
-        return
-    hint = place_of(word) or did_you_mean(word, known)
-    joined = re.fullmatch(r"([A-Za-z_]+?)([0-9][0-9@]*)", word)
-    if joined is not None and joined[1] in known:
-        hint = f"put a blank before the number: `{joined[1]} {joined[2]}`"
-    raise LineError(
-        found.start() + 1,
-        found.end() + 1,
-        f"unknown {what} {quote(word)}",
-        hint=hint or list_of(known),
-    )

@@ -16,6 +16,9 @@ batch microbatches=1 tokens=4
 """
 
 
+TRANSPORTS = "`edge`, `pair`, `rank` or `eager=BYTES`"
+
+
 def faults(text: str) -> list[tuple[str, int, int, str]]:
     """(code, line, column, message) of every fault."""
     with pytest.raises(PlanSyntaxError) as caught:
@@ -69,6 +72,20 @@ def hints(text: str) -> list[str | None]:
             20,
             "`keep` can only be `none`: an interrupted iteration is redone in full",
         ),
+        ("transport fast", "RHP001", 11, f"expected {TRANSPORTS}, but found `fast`"),
+        ("transport eager", "RHP001", 11, f"expected {TRANSPORTS}, but found `eager`"),
+        ("transport eager=9999999999999999", "RHP006", 11, f"the size `{16 * '9'}` is too large"),
+        ("transport eager = 4MiB", "", 0, ""),
+        ("schedule 1f1b", "RHP001", 10, "expected a number, but found `1f1b`"),
+        ("schedule 1", "RHP004", 1, "a second `schedule` line"),
+        ("run {\n}", "RHP007", 1, "`run` does not belong in a plan"),
+        (
+            "rank 0 group=dp0.pp0 member=0 tp=1 layers=0 stages=0 of=1",
+            "RHP007",
+            1,
+            "`rank` does not belong in a plan",
+        ),
+        ("move layers=0..1 3 -> 4", "RHP001", 1, "unknown statement `move`"),
         ("resume step=1..2 keep=none", "RHP001", 13, "`step` takes one number, not a range"),
         ("mesh tp=1 pp=1 dp=1", "RHP004", 1, "a second `mesh` line"),
         ("stream dp=0 pp=0", "RHP005", 1, "`stream` needs a block: end the line with `{`"),
@@ -102,7 +119,7 @@ def test_a_bad_line_is_answered_with_place_and_reason(line, code, column, messag
         ("F 0 1", 7, "expected `@` and a replica, `&` or the end of the line, but found `1`", None),
         ("step 0", 8, "expected the end of the line, but found `0`", None),
         ("send_atc 0", 3, "unknown instruction `send_atc`", "did you mean `send_act`?"),
-        ("f 0", 3, "unknown instruction `f`", "one of "),
+        ("f 0", 3, "unknown instruction `f`", "did you mean `F`?"),
         (
             "mesh tp=1",
             3,
@@ -119,6 +136,38 @@ def test_a_bad_instruction_is_answered_with_the_nearest_valid_one(line, column, 
     assert code in ("RHP001", "RHP005")
     found = hints(text)[0]
     assert found == hint or (found or "").startswith(hint or "?")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "column", "message"),
+    [
+        (
+            "reshard layers=0 dp0.pp0 -> 3",
+            "RHP001",
+            31,
+            "expected a group such as `dp0.pp1`, but found `3`",
+        ),
+        (
+            "reshard layers=0,1 dp0.pp0 -> dp0.pp0",
+            "RHP001",
+            20,
+            "`layers` takes one range, not a list",
+        ),
+        ("move layers=0 3 -> dp0.pp0", "RHP001", 22, "expected a number, but found `dp0.pp0`"),
+        ("move layers=0 3 <- 5", "RHP001", 19, "expected `->`, but found `<-`"),
+        ("load layers=0 -> dp0.pp0", "RHP003", 27, "this line lacks `step=`"),
+        (
+            "load layers=0 step=3 dp0.pp0",
+            "RHP001",
+            24,
+            "expected `key=value` or `->`, but found `dp0.pp0`",
+        ),
+        ("moev layers=0", "RHP001", 3, "unknown line of a `reconfigure` block `moev`"),
+    ],
+)
+def test_a_bad_source_of_state_is_answered(line, code, column, message):
+    """`reshard` names groups, `move` ranks, `load` a saved version and a group."""
+    assert faults(f"{HEAD}reconfigure {{\n  {line}\n}}\n") == [(code, 6, column, message)]
 
 
 def test_all_faults_of_a_text_are_reported():
@@ -152,12 +201,41 @@ reconfigure {
         ("mesh tp=1\n", "a plan starts with the line `plan 1`"),
         ("plan 2\nwhatever { { {\n", "this is a plan of version 2; this program reads version 1"),
         ("plan one\n", "a plan starts with the line `plan 1`"),
+        ("plan 1 2\n", "a plan starts with the line `plan 1`"),
+        ("plan 0\n", "this is a plan of version 0; this program reads version 1"),
+        ("schedule 7\n", "this is a schedule of version 7; this program reads version 1"),
+        ("Plan 1\n", "a plan starts with the line `plan 1`"),
     ],
 )
 def test_another_version_gets_one_message(text, message):
     """What cannot be read at all is not read further."""
     ((code, _, _, said),) = faults(text)
     assert (code, said) == ("RHP002", message)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("Plan 1\n", "did you mean `plan`?"),
+        ("shedule 1\n", "did you mean `schedule`?"),
+        ("plan one\n", "after `plan` the line has the version, and nothing else: `plan 1`"),
+        ("0F0,0F1,,0B0\n", "is this a CSV file of torch? its name must end in `.csv`"),
+        (
+            "mesh tp=1\n",
+            "the first line is one of `schedule 1`, `plan 1`, `program 1`; found `mesh tp=1`",
+        ),
+    ],
+)
+def test_a_strange_first_line_is_answered_with_what_was_meant(text, hint):
+    """The hint says what a first line looks like."""
+    assert hints(text) == [hint]
+
+
+def test_a_program_is_no_plan():
+    """It is known as what it is, not read as something else."""
+    ((code, line, column, said),) = faults("program 1\n")
+    assert (code, line, column) == ("RHP007", 1, 1)
+    assert said == "this is a program; a plan starts with the line `plan 1`"
 
 
 @pytest.mark.parametrize("keyword", ["model", "mesh", "batch"])
