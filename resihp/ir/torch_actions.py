@@ -77,7 +77,10 @@ def read_cell(text: str) -> tuple[Action, ...]:
 
     Raises `CellError`.
     """
-    if not text or not text.strip(" \t"):
+    found = _ACTION.fullmatch(text)
+    if found is not None:
+        return (_action(found, 0),)
+    if not text.strip(" \t"):
         return ()
     found = _PAIR.fullmatch(text)
     if found is not None:
@@ -85,20 +88,26 @@ def read_cell(text: str) -> tuple[Action, ...]:
         return _part(first), _part(second)
     if "(" in text or ")" in text or ";" in text:
         raise _why_no_pair(text)
-    return (_read_action(text, 0),)
+    raise _why_no_action(text, 0)
 
 
 def _read_action(text: str, start: int) -> Action:
     """The action that is all of `text`, which begins at column `start` of its cell."""
     found = _ACTION.fullmatch(text)
-    if found is None or found[2] not in _KNOWN:
+    if found is None:
         raise _why_no_action(text, start)
+    return _action(found, start)
+
+
+def _action(found: re.Match[str], start: int) -> Action:
     stage, kind, number = found.groups()
+    if kind not in _KNOWN:
+        raise _why_no_action(found.string, start)
     if (number is None) != (kind in _WHOLE_STAGE):
         raise _why_micro_batch(found, start)
     microbatch = None if number is None else int(number)
-    begin, end = start + found.start(1), start + max(found.end(2), found.end(3))
-    return Action(int(stage), kind, microbatch, begin, end)
+    end = found.end(2) if number is None else found.end(3)
+    return Action(int(stage), kind, microbatch, start + found.start(1), start + end)
 
 
 def _part(action: Action) -> Action:

@@ -13,10 +13,8 @@ stage runs forward.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import PurePath
 
 from resihp.errors import UserError
 from resihp.ir.diagnostics import Span
@@ -83,7 +81,7 @@ def read_torch_csv(
     layers = _layers(num_stages if model is None else model.layers, num_stages)
     return Parsed(
         plan=Plan(
-            model=model or _least_model(path, num_stages),
+            model=model or _least_model(num_stages),
             mesh=Mesh(tp=1, pp=len(rows), dp=1),
             batch=Batch(microbatches=num_microbatches or _num_forwards(rows), tokens=tokens),
             groups=tuple(
@@ -124,11 +122,11 @@ def _layers(num_layers: int, num_stages: int) -> list[LayerRange]:
     return [LayerRange(first, after - 1) for first, after in pairwise(starts)]
 
 
-def _least_model(path: str | None, num_stages: int) -> ModelShape:
-    """Named after the file."""
-    words = re.findall(r"[A-Za-z0-9._+-]+", PurePath(path or "").stem)
-    name = "-".join(words).lstrip("._+-") or "torch"
-    return ModelShape(name=name, layers=num_stages, hidden=1, heads=1, kv_heads=1, ffn=1, vocab=1)
+def _least_model(num_stages: int) -> ModelShape:
+    """Of no file in particular: files that say the same are the same plan."""
+    return ModelShape(
+        name="torch-csv", layers=num_stages, hidden=1, heads=1, kv_heads=1, ffn=1, vocab=1
+    )
 
 
 def _num_forwards(rows: Sequence[Row]) -> int:

@@ -93,14 +93,14 @@ def test_overlapped_actions_are_a_pair():
 
 def test_rows_are_ranks_and_stages_hold_a_layer_each():
     """The bottom of a V is two stages of neighbouring layers, in one group."""
-    plan = read_torch_csv("0F0,3F0\n1F0,2F0\n", path="a/zb v@4.csv").plan
+    plan = read_torch_csv("0F0,3F0\n1F0,2F0\n").plan
     assert (plan.mesh.tp, plan.mesh.pp, plan.mesh.dp) == (1, 2, 1)
     assert [(group.pp, group.ranks) for group in plan.groups] == [(0, (0,)), (1, (1,))]
     assert [group.layers for group in plan.groups] == [
         (LayerRange(0, 0), LayerRange(3, 3)),
         (LayerRange(1, 1), LayerRange(2, 2)),
     ]
-    assert (plan.model.name, plan.model.layers, plan.batch.tokens) == ("zb-v-4", 4, 1)
+    assert (plan.model.layers, plan.model.hidden, plan.batch.tokens) == (4, 1, 1)
 
 
 def test_a_model_that_is_given_is_spread_over_the_stages():
