@@ -445,6 +445,12 @@ CODES: dict[str, Code] = {
         "The buffer is held all the while, and the memory is missing elsewhere; the transfer is "
         "no earlier for it.",
     ),
+    "RHP904": Code(
+        "receive posted too late",
+        "Under `rank` or `eager` somebody waits only until this receive is posted, while the "
+        "receiver computes. Posted before that compute, the iteration is shorter.",
+        "Devices wait for a receive that could have been posted long before.",
+    ),
     "RHP905": Code(
         "exchanged micro-batches",
         "At one stage a replica runs micro-batches of another one, which runs some of the first "

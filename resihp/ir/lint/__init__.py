@@ -12,12 +12,16 @@ from resihp.ir.lint.cuts import check_cuts
 from resihp.ir.lint.early import check_early
 from resihp.ir.lint.exchange import check_exchange
 from resihp.ir.lint.idle import check_idle
+from resihp.ir.lint.late import check_late
 from resihp.ir.lint.view import view_of
 from resihp.ir.source import Parsed
 from resihp.ir.transport import EDGE, parse_transport
 from resihp.ir.verify.findings import Findings
 
 __all__ = ["lint"]
+
+_BOUNDARY_ELEMENT_BYTES = 4
+"""Activations and their gradients cross stages in float32."""
 
 
 def lint(parsed: Parsed, *, transport: str | None = None) -> list[Diagnostic]:
@@ -37,4 +41,7 @@ def lint(parsed: Parsed, *, transport: str | None = None) -> list[Diagnostic]:
     check_cuts(view, findings)
     if queues.kind == "edge":
         check_early(view, findings)
+    if queues.kind in ("rank", "eager"):
+        boundary = parsed.plan.batch.tokens * parsed.plan.model.hidden * _BOUNDARY_ELEMENT_BYTES
+        check_late(view, queues, dict.fromkeys(view.lanes, boundary), findings)
     return findings.sorted()
