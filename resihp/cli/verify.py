@@ -32,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--transport",
-        default="edge",
         metavar="edge|pair|rank|eager=BYTES",
-        help="prove progress with one FIFO per directed rank pair (edge, default), per rank pair, "
-        "or per rank, or with sends that block beyond BYTES (such as 4MiB) in flight",
+        help="prove progress with one FIFO per directed rank pair (edge), per rank pair, or per "
+        "rank, or with sends that block beyond BYTES (such as 4MiB) in flight (default: the plan's "
+        "`transport` line, or edge)",
     )
     parser.add_argument(
         "--format",
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from resihp.ir.parser import normalise
     from resihp.ir.verify import check_transport, has_errors
 
-    check_transport(args.transport)
+    if args.transport is not None:
+        check_transport(args.transport)
     csv = csv_reading(args)
     if [args.previous, *args.files].count("-") > 1:
         raise UserError("standard input can be read once only")

@@ -15,7 +15,7 @@ from resihp.ir.lint.idle import check_idle
 from resihp.ir.lint.late import check_late
 from resihp.ir.lint.view import view_of
 from resihp.ir.source import Parsed
-from resihp.ir.transport import EDGE, parse_transport
+from resihp.ir.transport import parse_transport
 from resihp.ir.verify.findings import Findings
 
 __all__ = ["lint"]
@@ -30,8 +30,8 @@ def lint(parsed: Parsed, *, transport: str | None = None) -> list[Diagnostic]:
     `transport` is the one that the plan is to run on (None: the plan's own, or `edge`). Raises
     `UserError` for an unknown one.
     """
-    name = transport or parsed.plan.transport
-    queues = EDGE if name is None else parse_transport(name)
+    name = parsed.plan.transport or "edge" if transport is None else transport
+    queues = parse_transport(name)
     findings = Findings(Severity.WARNING)
     view = view_of(parsed)
     findings.alike = view.alike

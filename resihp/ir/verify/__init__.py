@@ -43,19 +43,21 @@ def verify(
     *,
     previous: Plan | None = None,
     facts: Facts | Callable[[Plan], Facts] | None = None,
-    transport: str = "edge",
+    transport: str | None = None,
 ) -> list[Diagnostic]:
     """Every finding about a plan, by place; empty for a plan that may run.
 
     `previous` is the plan that ran before: with it the reconfiguration is checked. `facts` are the
     sizes that the memory check needs, or a function that derives them from the plan (called only
     if the layout is sound); memory is checked if the plan also has a memory line. Progress is
-    proved under `transport` (see `resihp.ir.transport`); what crosses stages has the
-    `boundary_bytes` of the facts, and without facts tokens * hidden * 4.
+    proved under `transport` (see `resihp.ir.transport`; None: the plan's, or else `edge`); what
+    crosses stages has the `boundary_bytes` of the facts, and without facts tokens * hidden * 4.
 
     Raises `UserError` for an unknown transport.
     """
-    return _verify(parsed, previous, facts, parse_transport(transport), look_for_swaps=True)
+    name = parsed.plan.transport or "edge" if transport is None else transport
+    queues = parse_transport(name)
+    return _verify(parsed, previous, facts, queues, look_for_swaps=True)
 
 
 def _verify(
