@@ -1,21 +1,23 @@
 """What changed in meaning from one plan to another, whatever the texts look like.
 
-Streams are compared instruction by instruction with micro-batches named absolutely, so that
-`F 0@0` in a stream of replica 0 is `F 0`, and replicas that share a stream are looked at alone.
-Neither plan needs to be right; where a group or a stream is given twice the first one counts.
+Streams are compared instruction by instruction with micro-batches, stages and other ends named
+absolutely, so that `F[0] 0@0` in a stream of replica 0 is `F 0`, and replicas that share a stream
+are looked at alone. Neither plan needs to be right; where a group or a stream is given twice the
+first one counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from resihp.ir.lanes import EDGES, Edge, Lane, MicroBatch, lanes_of, name_of
+from resihp.ir.lanes import EDGES, Edge, Lane, MicroBatch
 from resihp.ir.model import Group, GroupName, Op, Plan
 from resihp.ir.source import Parsed
-from resihp.ir.statements import columns_of, spell_size
+from resihp.ir.statements import columns_of, spell_instr, spell_layers, spell_size
+from resihp.ir.view import View, view_of
 
 __all__ = [
     "CutChange",
@@ -67,7 +69,10 @@ class RankMove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MicroBatchMove(msgspec.Struct, frozen=True, kw_only=True):
-    """Micro-batches of `home` that another replica runs now; None: no replica runs them."""
+    """Micro-batches of `home` that another replica runs now; None: no replica runs them.
+
+    `stages` are numbered as in the new plan, or as in the old one where the new has fewer.
+    """
 
     home: int
     microbatches: tuple[int, ...]
@@ -85,12 +90,12 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the streams of a stage first part; None: the stream has ended there.
+    """Where the streams of a position first part; None: the stream has ended there.
 
     Scatters and gathers that come or go are a `CutChange` and no difference here.
     """
 
-    stage: int
+    pp: int
     replicas: tuple[int, ...]
     before: Position | None
     after: Position | None
@@ -138,13 +143,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(old: Parsed, new: Parsed) -> Difference:
     """What `new` says that `old` did not, and the other way round."""
-    before, after = lanes_of(old.plan), lanes_of(new.plan)
+    before, after = (view_of(parsed, every_replica=True) for parsed in (old, new))
     return Difference(
         fields=tuple(_fields(old.plan, new.plan)),
         groups=tuple(_groups(old.plan, new.plan)),
         ranks=tuple(_ranks(old.plan, new.plan)),
         micro_batches=tuple(_micro_batches(before, after)),
-        order=tuple(_orders(old, new, before, after)),
+        order=tuple(_orders(before, after)),
         transfers=tuple(_cuts(before, after)),
         sources=tuple(_sources(old.plan, new.plan)),
     )
@@ -164,10 +169,13 @@ def _values(plan: Plan) -> Iterator[tuple[str, str]]:
     for line, struct in (("model", plan.model), ("mesh", plan.mesh), ("batch", plan.batch)):
         for key in struct.__struct_fields__:
             yield f"{line} {key}", str(getattr(struct, key))
+    yield "level", plan.level
     if plan.schedule is not None:
-        yield "schedule", plan.schedule
+        yield "order", plan.schedule
     if plan.memory_bytes is not None:
         yield "memory", spell_size(plan.memory_bytes)
+    if plan.transport is not None:
+        yield "transport", plan.transport
     if plan.resume is not None:
         yield "resume step", str(plan.resume.step)
 
@@ -190,7 +198,7 @@ def _states(plan: Plan) -> dict[GroupName, GroupState]:
 
 
 def _state(group: Group) -> GroupState:
-    return GroupState(tp=group.tp, ranks=group.ranks, layers=",".join(map(str, group.layers)))
+    return GroupState(tp=group.tp, ranks=group.ranks, layers=spell_layers(group.layers))
 
 
 def _ranks(old: Plan, new: Plan) -> Iterator[RankMove]:
@@ -213,9 +221,7 @@ def _places(plan: Plan) -> dict[int, str]:
 # --- micro-batches ---------------------------------------------------------------------------
 
 
-def _micro_batches(
-    before: Mapping[GroupName, Lane], after: Mapping[GroupName, Lane]
-) -> Iterator[MicroBatchMove]:
+def _micro_batches(before: View, after: View) -> Iterator[MicroBatchMove]:
     ran, runs = _runners(before), _runners(after)
     stages: dict[tuple[MicroBatch, int | None, int | None], list[int]] = {}
     for stage, micro_batch in sorted({*ran, *runs}):
@@ -232,36 +238,37 @@ def _micro_batches(
         )
 
 
-def _runners(lanes: Mapping[GroupName, Lane]) -> dict[tuple[int, MicroBatch], int]:
+def _runners(view: View) -> dict[tuple[int, MicroBatch], int]:
     """The replica that runs the forward of each micro-batch at each stage."""
-    return {
-        (lane.name.pp, micro_batch): lane.name.replica
-        for lane in lanes.values()
-        for op, micro_batch in lane.first
-        if op is Op.F
-    }
+    runners: dict[tuple[int, MicroBatch], int] = {}
+    for lane in view.lanes.values():
+        for item in view.items(lane):
+            if item.key.op is Op.F:
+                runners.setdefault(item.key[1:], lane.name.replica)
+    return runners
 
 
 # --- order -----------------------------------------------------------------------------------
 
 
-def _orders(
-    old: Parsed, new: Parsed, before: Mapping[GroupName, Lane], after: Mapping[GroupName, Lane]
-) -> Iterator[OrderChange]:
+def _orders(before: View, after: View) -> Iterator[OrderChange]:
     """Replicas whose streams part in the same way together."""
+    same_stages = before.placement.stages == after.placement.stages
     found: dict[OrderChange, list[int]] = {}
-    for name, lane in before.items():
-        other = after.get(name)
-        if other is not None and lane.body != other.body:
-            change = _order_of(old, new, lane, other)
+    for name, lane in before.lanes.items():
+        other = after.lanes.get(name)
+        if other is not None and not (same_stages and lane.body == other.body):
+            change = _order_of(before, after, lane, other)
             if change is not None:
                 found.setdefault(change, []).append(name.replica)
     for change, replicas in found.items():
         yield msgspec.structs.replace(change, replicas=tuple(replicas))
 
 
-def _order_of(old: Parsed, new: Parsed, lane: Lane, other: Lane) -> OrderChange | None:
-    here, there = list(_keys(lane)), list(_keys(other))
+def _order_of(before: View, after: View, lane: Lane, other: Lane) -> OrderChange | None:
+    here, there = list(_keys(before, lane)), list(_keys(after, other))
+    if here == there:
+        return None
     only_here, only_there = Counter(here) - Counter(there), Counter(there) - Counter(here)
     ours = [at for at, key in enumerate(here) if not _is_cut_change(key, only_here)]
     theirs = [at for at, key in enumerate(there) if not _is_cut_change(key, only_there)]
@@ -276,79 +283,90 @@ def _order_of(old: Parsed, new: Parsed, lane: Lane, other: Lane) -> OrderChange 
     if part == len(ours) == len(theirs):
         return None
     return OrderChange(
-        stage=lane.name.pp,
+        pp=lane.name.pp,
         replicas=(),
-        before=_position(old, lane, ours[part : part + 1]),
-        after=_position(new, other, theirs[part : part + 1]),
-        num_removed=sum(n for (op, _), n in only_here.items() if op not in _CUTS),
-        num_added=sum(n for (op, _), n in only_there.items() if op not in _CUTS),
+        before=_position(before, lane, ours[part : part + 1]),
+        after=_position(after, other, theirs[part : part + 1]),
+        num_removed=sum(n for (op, *_), n in only_here.items() if op not in _CUTS),
+        num_added=sum(n for (op, *_), n in only_there.items() if op not in _CUTS),
     )
 
 
-_Key = tuple[Op, object]
+_Key = tuple[Op, object, object, object, bool]
 
 
-def _keys(lane: Lane) -> Iterator[_Key]:
+def _keys(view: View, lane: Lane) -> Iterator[_Key]:
     """Each instruction as what it means, whichever replica runs it."""
     for instr, micro_batch in zip(lane.body, lane.micro_batches, strict=True):
+        stage = view.placement.stage_of(lane.name.pp, instr)
         out_of_range = (instr.microbatch, instr.home)
-        yield instr.op, out_of_range if micro_batch is None else micro_batch
+        peer = lane.name.replica if instr.peer is None else instr.peer
+        yield (
+            instr.op,
+            ("not here", instr.stage) if stage is None else stage,
+            out_of_range if micro_batch is None else micro_batch,
+            peer if instr.op.is_transfer else None,
+            instr.paired,
+        )
 
 
 def _is_cut_change(key: _Key, only: Counter[_Key]) -> bool:
     return key[0] in _CUTS and only[key] > 0
 
 
-def _position(parsed: Parsed, lane: Lane, at: Sequence[int]) -> Position | None:
+def _position(view: View, lane: Lane, at: Sequence[int]) -> Position | None:
     if not at:
         return None
     (index,) = at
-    instr, micro_batch = lane.body[index], lane.micro_batches[index]
-    number = "" if micro_batch is None else f" {name_of(micro_batch, lane.name.replica)}"
-    return Position(
-        instr=f"{instr.op.mnemonic}{number}",
-        index=index,
-        line=parsed.streams[lane.stream].span(index).line,
-    )
+    instr = lane.body[index]
+    pair = f" & {spell_instr(lane.body[index + 1])}" if instr.paired else ""
+    return Position(instr=f"{spell_instr(instr)}{pair}", index=index, line=view.line(lane, index))
 
 
 # --- transfers -------------------------------------------------------------------------------
 
 
-def _cuts(before: Mapping[GroupName, Lane], after: Mapping[GroupName, Lane]) -> Iterator[CutChange]:
-    """Transfers that both plans have, by how they cross."""
-    for name, sender in after.items():
-        was = before.get(name)
+def _cuts(before: View, after: View) -> Iterator[CutChange]:
+    """Transfers that both plans have between the same groups, by how they cross."""
+    for name, sender in after.lanes.items():
+        was = before.lanes.get(name)
         if was is None:
             continue
         for edge in EDGES:
-            changed = Counter(_changed_cuts(edge, was, sender))
-            for scattered, num_transfers in sorted(changed.items()):
+            then = dict(_crossings(before, was, edge))
+            now = dict(_crossings(after, sender, edge))
+            changed = Counter(way for key, way in now.items() if then.get(key, way) != way)
+            for (receiver, scattered), num_transfers in sorted(changed.items()):
                 yield CutChange(
                     sender=str(name),
-                    receiver=str(GroupName(name.replica, name.pp + edge.stage_step)),
+                    receiver=str(receiver),
                     what=edge.what,
                     num_transfers=num_transfers,
                     scattered=scattered,
                 )
 
 
-def _changed_cuts(edge: Edge, was: Lane, sender: Lane) -> Iterator[bool]:
-    """Whether it is scattered now, for each transfer that was not or the other way round."""
-    for op, micro_batch in sender.first:
-        if op is edge.send and (op, micro_batch) in was.first:
-            cut = (edge.scatter, micro_batch) in sender.first
-            if cut != ((edge.scatter, micro_batch) in was.first):
-                yield cut
+def _crossings(
+    view: View, sender: Lane, edge: Edge
+) -> Iterator[tuple[tuple[int, MicroBatch, GroupName], tuple[GroupName, bool]]]:
+    """Where each tensor goes, and whether it is scattered."""
+    items = list(view.items(sender))
+    cut = {item.key[1:] for item in items if item.key.op is edge.scatter}
+    for item in items:
+        if item.key.op is edge.send:
+            receiver = view.far_end(sender, item)
+            if receiver is not None:
+                tensor = item.key[1:]
+                yield (*tensor, receiver), (receiver, tensor in cut)
 
 
 # --- reconfiguration -------------------------------------------------------------------------
 
 
 def _sources(old: Plan, new: Plan) -> Iterator[SourceChange]:
-    for reshard in old.reshards:
-        if reshard not in new.reshards:
-            yield SourceChange(line=" ".join(columns_of(reshard)), added=False)
-    for reshard in new.reshards:
-        if reshard not in old.reshards:
-            yield SourceChange(line=" ".join(columns_of(reshard)), added=True)
+    for line in old.reconfigure:
+        if line not in new.reconfigure:
+            yield SourceChange(line=" ".join(columns_of(line)), added=False)
+    for line in new.reconfigure:
+        if line not in old.reconfigure:
+            yield SourceChange(line=" ".join(columns_of(line)), added=True)

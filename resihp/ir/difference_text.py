@@ -122,7 +122,6 @@ def _micro_batch(move: MicroBatchMove) -> str:
 
 
 def _order(change: OrderChange) -> str:
-    plural = "s" if len(change.replicas) > 1 else ""
     counts = [
         f"{number} {word}"
         for number, word in ((change.num_removed, "removed"), (change.num_added, "added"))
@@ -130,7 +129,7 @@ def _order(change: OrderChange) -> str:
     ]
     what = ", ".join(counts) or "same instructions in another order"
     return (
-        f"stage {change.stage} of replica{plural} {spell_numbers(change.replicas)}: "
+        f"dp{spell_numbers(change.replicas)}.pp{change.pp}: "
         f"{_position(change.before)} -> {_position(change.after)}; {what}"
     )
 

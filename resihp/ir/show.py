@@ -1,12 +1,13 @@
-"""A plan as a picture: one row per (replica, stage), time from left to right, unit costs."""
+"""A plan as a picture: one row per TP group and stage, time from left to right, unit costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from resihp.ir.lanes import Lane, MicroBatch, lanes_of
 from resihp.ir.model import GroupName, Op, Plan
+from resihp.ir.placement import Placement, placement_of
 from resihp.ir.statements import spell_numbers
 from resihp.ir.timeline import UNIT_COST, Timeline, play
 
@@ -15,27 +16,35 @@ __all__ = ["DEFAULT_WIDTH", "draw"]
 DEFAULT_WIDTH = 100
 _LETTERS = {Op.F: "F", Op.B: "B", Op.W: "W", Op.BW: "X"}
 _FOREIGN = "'"
+_IDLE = "."
+_PAIRED = "+"
 _MARGIN = len("  idle  ")
 
 
 class _Row(NamedTuple):
     name: str
-    cells: list[str]
-    idle: float
-    """Share of the whole time in which the row computes nothing."""
+    """Of the group; empty where the row is that of another of its stages."""
+    stage: str
+    """As it is written in a plan; empty for the only one of a group."""
+    cells: tuple[str, ...]
+    idle: str
+    """Share of the whole time in which the group computes nothing."""
 
 
 def draw(plan: Plan, *, width: int = DEFAULT_WIDTH) -> str:
     """The picture as text, broken into bands of time that fit `width` columns.
 
-    F, B and W take one unit of time each, BW two, transfers none. Rows of replicas that do the
-    same at the same time are drawn once.
+    F, B and W take one unit of time each, BW two, transfers none. A group that runs several
+    stages has a row for each, blank while it runs another one. Groups of replicas that do the same
+    at the same time are drawn once.
     """
     lanes = lanes_of(plan)
     timeline = play(lanes)
     length = max((int(ends[-1]) for ends in timeline.ends.values() if ends), default=0)
     rows = _merge(plan, lanes, timeline, length)
     cell = 1 + max((len(cell) for row in rows for cell in row.cells), default=2)
+    name = max((len(row.name) for row in rows), default=0)
+    rows = [row._replace(name=f"{row.name:<{name}}{row.stage}") for row in rows]
     label = max((len(row.name) for row in rows), default=0)
     per_band = max(1, (width - label - _MARGIN) // cell)
     parts = [_title(plan, timeline)]
@@ -49,47 +58,65 @@ def draw(plan: Plan, *, width: int = DEFAULT_WIDTH) -> str:
 
 def _title(plan: Plan, timeline: Timeline) -> str:
     mesh, batch = plan.mesh, plan.batch
-    schedule = f", schedule {plan.schedule}" if plan.schedule else ""
+    order = f", order {plan.schedule}" if plan.schedule else ""
     ranks = len(plan.active_ranks)
     return (
         f"{plan.model.name}: tp={mesh.tp} pp={mesh.pp} dp={mesh.dp}, "
-        f"{batch.microbatches} micro-batches per replica{schedule}; {ranks} of {mesh.world} ranks "
+        f"{batch.microbatches} micro-batches per replica{order}; {ranks} of {mesh.world} ranks "
         f"compute; {timeline.makespan:g} units of time\n"
     )
+
+
+_Tracks = tuple[tuple[str, ...], ...]
+"""Cells of each stage of a group."""
 
 
 def _merge(
     plan: Plan, lanes: Mapping[GroupName, Lane], timeline: Timeline, length: int
 ) -> list[_Row]:
-    """One row per distinct (stage, TP degree, cells), named after all replicas that share it."""
-    found: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}
+    """Rows of each distinct (position, TP degree, cells), named after all that share them."""
+    placement = placement_of(plan)
+    found: dict[tuple[int, int, _Tracks], list[int]] = {}
     for name, lane in lanes.items():
-        cells = tuple(_cells(lane, timeline, length, plan))
-        found.setdefault((name.pp, lane.group.tp, cells), []).append(name.replica)
+        tracks = _tracks(lane, timeline, length, plan, placement)
+        found.setdefault((name.pp, lane.group.tp, tracks), []).append(name.replica)
     rows: list[_Row] = []
-    for (stage, tp, cells), replicas in sorted(found.items(), key=lambda item: _order(*item)):
-        busy = sum(cell != "." for cell in cells)
+    for (pp, tp, tracks), replicas in sorted(found.items(), key=lambda item: _order(*item)):
+        idle = sum(cell == _IDLE for cell in tracks[0]) / length if length else 0.0
         degree = "" if tp == plan.mesh.tp else f" tp={tp}"
-        name = f"dp{spell_numbers(replicas)}.pp{stage}{degree}"
-        rows.append(_Row(name, list(cells), 1 - busy / length if length else 0.0))
+        names = [f"dp{spell_numbers(replicas)}.pp{pp}{degree}", *[""] * (len(tracks) - 1)]
+        stages = [f" [{stage}]" for stage in placement.stages[pp]] if len(tracks) > 1 else [""]
+        for number, name in enumerate(names):
+            share = "" if number else f"{idle:.0%}"
+            rows.append(_Row(name, stages[number], tracks[number], share))
     return rows
 
 
-def _order(key: tuple[int, int, tuple[str, ...]], replicas: list[int]) -> tuple[int, int]:
+def _order(key: tuple[int, int, _Tracks], replicas: list[int]) -> tuple[int, int]:
     return replicas[0], key[0]
 
 
-def _cells(lane: Lane, timeline: Timeline, length: int, plan: Plan) -> Iterator[str]:
-    cells = ["."] * length
+def _tracks(
+    lane: Lane, timeline: Timeline, length: int, plan: Plan, placement: Placement
+) -> _Tracks:
+    """What runs in each unit of time, stage by stage; idle units are so on all of them."""
+    held = placement.stages[lane.name.pp]
     digits = len(str(plan.batch.microbatches - 1))
-    starts, ends = timeline.starts[lane.name], timeline.ends[lane.name]
-    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        micro_batch = lane.micro_batches[index]
-        letter = _LETTERS.get(lane.body[index].op)
-        if letter is not None and micro_batch is not None:
-            for unit in range(int(start), int(end)):
-                cells[unit] = _cell(letter, micro_batch, lane.name.replica, digits)
-    yield from cells
+    tracks = {stage: [""] * length for stage in held}
+    for index, end in enumerate(timeline.ends[lane.name]):
+        micro_batch, instr = lane.micro_batches[index], lane.body[index]
+        stage = placement.stage_of(lane.name.pp, instr)
+        letter = _LETTERS.get(instr.op)
+        if letter is not None and micro_batch is not None and stage is not None:
+            for unit in range(int(timeline.starts[lane.name][index]), int(end)):
+                before = f"{tracks[stage][unit]}{_PAIRED}" if tracks[stage][unit] else ""
+                cell = _cell(letter, micro_batch, lane.name.replica, digits)
+                tracks[stage][unit] = f"{before}{cell}"
+    for unit in range(length):
+        if not any(track[unit] for track in tracks.values()):
+            for track in tracks.values():
+                track[unit] = _IDLE
+    return tuple(tuple(tracks[stage]) for stage in held)
 
 
 def _cell(letter: str, micro_batch: MicroBatch, replica: int, digits: int) -> str:
@@ -103,7 +130,7 @@ def _band(rows: list[_Row], units: range, cell: int, label: int) -> str:
     lines = [f"{'':<{label}}  idle  {''.join(marks)}".rstrip()]
     for row in rows:
         cells = "".join(f"{row.cells[unit]:<{cell}}" for unit in units)
-        lines.append(f"{row.name:<{label}}  {row.idle:4.0%}  {cells}".rstrip())
+        lines.append(f"{row.name:<{label}}  {row.idle:>4}  {cells}".rstrip())
     return "\n".join(lines) + "\n"
 
 
@@ -116,7 +143,9 @@ def _legend(plan: Plan, lanes: Mapping[GroupName, Lane]) -> str:
         Op.BW: "X both gradients (BW)",
     }
     words = [text for op, text in meanings.items() if op in used]
-    words.append(". idle")
+    words.append(f"{_IDLE} idle")
+    if any(instr.paired for lane in lanes.values() for instr in lane.body):
+        words.append(f"F3{_PAIRED}X1, or two stages at once: overlapped")
     homes = [
         (micro_batch.home, name.replica)
         for name, lane in lanes.items()
@@ -128,6 +157,8 @@ def _legend(plan: Plan, lanes: Mapping[GroupName, Lane]) -> str:
     lines = ["   ".join(words)]
     units = ", ".join(f"{op.mnemonic} {cost:g}" for op, cost in UNIT_COST.items() if op in used)
     lines.append(f"units of time: {units}; transfers 0")
+    if any(len(group.layers) > 1 for group in plan.groups):
+        lines.append("[N]: stage N of the model; blank while the group runs another of its stages")
     if any(group.tp != plan.mesh.tp for group in plan.groups):
         lines.append(f"tp=N: a TP degree other than the mesh's {plan.mesh.tp}")
     if plan.standby:

@@ -73,8 +73,8 @@ def test_the_other_way_round_the_same_things_differ(old, new):
     assert {(m.ranks, m.after, m.before) for m in there.ranks} == {
         (m.ranks, m.before, m.after) for m in back.ranks
     }
-    assert {(c.stage, c.replicas, c.after, c.num_added) for c in there.order} == {
-        (c.stage, c.replicas, c.before, c.num_removed) for c in back.order
+    assert {(c.pp, c.replicas, c.after, c.num_added) for c in there.order} == {
+        (c.pp, c.replicas, c.before, c.num_removed) for c in back.order
     }
 
 
@@ -84,7 +84,7 @@ def test_lines_about_the_job_are_compared_value_by_value():
     found = [(c.field, c.before, c.after) for c in changes(WHOLE, new).fields]
     assert found == [
         ("batch tokens", "16", "32"),
-        ("schedule", None, "1f1b"),
+        ("order", None, "1f1b"),
         ("memory", None, "2GiB"),
     ]
 
@@ -115,7 +115,7 @@ def test_a_dropped_replica_and_who_runs_its_micro_batches():
     (moved,) = found.micro_batches
     assert (moved.home, moved.microbatches, moved.stages) == (1, (0, 1, 2, 3), (0, 1))
     assert (moved.before, moved.after) == (1, 0)
-    assert {(c.stage, c.replicas, c.num_removed) for c in found.order} == {
+    assert {(c.pp, c.replicas, c.num_removed) for c in found.order} == {
         (0, (0,), 0),
         (1, (0,), 0),
     }
@@ -135,7 +135,7 @@ def test_the_first_instruction_that_differs_is_named_with_both_places():
         old, ("  recv_grad 0\n  BW 0\n  recv_grad 1\n", "  recv_grad 1\n  recv_grad 0\n  BW 0\n")
     )
     (change,) = changes(old, new).order
-    assert (change.stage, change.replicas) == (0, (0, 1))
+    assert (change.pp, change.replicas) == (0, (0, 1))
     assert (change.num_removed, change.num_added) == (0, 0)
     line = line_of(old, "  recv_grad 0")
     assert change.before == Position(instr="recv_grad 0", index=8, line=line)
@@ -154,7 +154,7 @@ def test_a_scatter_hides_no_change_of_order():
     """It is left out of the comparison; what else changed is not."""
     new = edit(SHRUNK, ("stream dp=1 pp=0 {\n  F 0\n", "stream dp=1 pp=0 {\n"))
     (change,) = changes(WHOLE, new).order
-    assert (change.stage, change.replicas, change.num_removed) == (0, (1,), 1)
+    assert (change.pp, change.replicas, change.num_removed) == (0, (1,), 1)
     assert change.before == Position(
         instr="F 0", index=0, line=line_of(WHOLE, "stream dp=1 pp=0 {") + 1
     )
@@ -272,7 +272,7 @@ def test_diff_of_a_faulty_plan_says_what_is_left_out(capsys, files):
     assert main(["diff", str(old), str(new)]) == 1
     page = capsys.readouterr().out
     assert "time, memory and state are left out" in page
-    assert "\norder\n  stage 0 of replicas 0,1: `BW 0` (#1, line 12)" in page
+    assert "\norder\n  dp0,1.pp0: `BW 0` (#1, line 12)" in page
     assert "\ntime\n" not in page
 
 

@@ -13,10 +13,10 @@ from resihp.ir.lint.early import check_early
 from resihp.ir.lint.exchange import check_exchange
 from resihp.ir.lint.idle import check_idle
 from resihp.ir.lint.late import check_late
-from resihp.ir.lint.view import view_of
 from resihp.ir.source import Parsed
 from resihp.ir.transport import parse_transport
 from resihp.ir.verify.findings import Findings
+from resihp.ir.view import view_of
 
 __all__ = ["lint"]
 

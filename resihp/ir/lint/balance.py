@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from resihp.ir.diagnostics import Span
 from resihp.ir.lanes import Lane
-from resihp.ir.lint.view import View
 from resihp.ir.model import Group, GroupName, ModelShape
 from resihp.ir.statements import spell_numbers
 from resihp.ir.timeline import UNIT_COST
 from resihp.ir.verify.findings import Findings
+from resihp.ir.view import View
 
 __all__ = ["check_balance"]
 

@@ -7,15 +7,16 @@ With one rank at both ends there is one chunk: the cut and the join do nothing.
 from __future__ import annotations
 
 from resihp.ir.lanes import EDGES
-from resihp.ir.lint.view import Item, View
+from resihp.ir.model import GroupName
 from resihp.ir.verify.findings import Findings
+from resihp.ir.view import Item, View
 
 __all__ = ["check_cuts"]
 
 
 def check_cuts(view: View, findings: Findings) -> None:
     """One finding per stream that scatters to groups of one rank from a group of one rank."""
-    degrees = {group.name: group.tp for group in view.plan.groups}
+    degrees: dict[GroupName | None, int] = {g.name: g.tp for g in view.plan.groups}
     sends = {edge.scatter: edge.send for edge in EDGES}
     for lane in view.lanes.values():
         if lane.group.tp > 1:
@@ -27,7 +28,7 @@ def check_cuts(view: View, findings: Findings) -> None:
         needless: list[Item] = [
             cut[item.key]
             for item in items
-            if item.key in cut and degrees[view.far_end(lane, item)] == 1
+            if item.key in cut and degrees.get(view.far_end(lane, item)) == 1
         ]
         if needless:
             first = needless[0]

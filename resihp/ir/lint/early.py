@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from resihp.ir.diagnostics import Related
 from resihp.ir.lanes import EDGES, Lane
-from resihp.ir.lint.view import Item, Key, View
 from resihp.ir.model import GroupName
 from resihp.ir.verify.findings import Findings
+from resihp.ir.view import Item, Key, View
 
 __all__ = ["check_early"]
 
@@ -70,7 +70,7 @@ def _early_receives(view: View, lane: Lane) -> list[_Early]:
     micro_batches = {item.key.micro_batch for item in items if item.key.op.is_compute}
     allowed = _MICRO_BATCHES_AHEAD * computed[-1] / max(len(micro_batches), 1)
     early: list[_Early] = []
-    following: dict[GroupName, int] = {}
+    following: dict[GroupName | None, int] = {}
     """The latest place of the receive that comes next, by channel."""
     for recv in reversed(items):
         if recv.key.op not in _EDGE_OF:

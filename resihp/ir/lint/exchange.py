@@ -6,9 +6,9 @@ from collections import defaultdict
 
 from resihp.ir.diagnostics import Related
 from resihp.ir.lanes import Lane
-from resihp.ir.lint.view import Item, View
 from resihp.ir.model import Op
 from resihp.ir.verify.findings import Findings
+from resihp.ir.view import Item, View
 
 __all__ = ["check_exchange"]
 

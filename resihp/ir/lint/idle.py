@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resihp.ir.diagnostics import Related, Span
-from resihp.ir.lint.view import View
 from resihp.ir.model import Group
 from resihp.ir.statements import spell_numbers
 from resihp.ir.verify.findings import Findings
+from resihp.ir.view import View
 
 __all__ = ["check_idle"]
 

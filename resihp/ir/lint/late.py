@@ -20,12 +20,12 @@ import msgspec
 
 from resihp.ir.diagnostics import Related, Span
 from resihp.ir.lanes import EDGES, Lane
-from resihp.ir.lint.view import Key, View
 from resihp.ir.model import GroupName, Instr, Op
 from resihp.ir.timeline import Timeline, play
 from resihp.ir.transfers import At
 from resihp.ir.transport import Transport
 from resihp.ir.verify.findings import Findings
+from resihp.ir.view import Key, View
 
 __all__ = ["check_late"]
 

@@ -1,4 +1,4 @@
-"""A plan as the lints look at it: every instruction of every lane with its stage and tensor."""
+"""A plan as lint and diff look at it: every instruction of every lane with stage and tensor."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Item(NamedTuple):
 
 
 class View(NamedTuple):
-    """A plan without errors, one lane for all replicas that do the same."""
+    """The lanes of a plan; what the plan gets wrong is left out."""
 
     parsed: Parsed
     placement: Placement
     alike: Mapping[int, tuple[int, ...]]
-    """Replicas that each replica stands for."""
+    """Replicas that each replica with lanes stands for."""
     lanes: Mapping[GroupName, Lane]
 
     @property
@@ -61,12 +61,15 @@ class View(NamedTuple):
         """Line of an instruction."""
         return self.span(lane, index).line
 
-    def far_end(self, lane: Lane, item: Item) -> GroupName:
-        """The group at the other end of a send or receive."""
+    def far_end(self, lane: Lane, item: Item) -> GroupName | None:
+        """The group at the other end of a send or receive; None past the ends of the model."""
         edge = next(edge for edge in EDGES if item.instr.op in (edge.send, edge.recv))
         step = edge.stage_step if item.instr.op is edge.send else -edge.stage_step
+        stage = item.key.stage + step
+        if not 0 <= stage < self.placement.num_stages:
+            return None
         replica = lane.name.replica if item.instr.peer is None else item.instr.peer
-        return GroupName(replica, self.placement.pp[item.key.stage + step])
+        return GroupName(replica, self.placement.pp[stage])
 
     def text(self, lane: Lane, item: Item) -> str:
         """The instruction as it reads in its stream, without its peer."""
@@ -76,7 +79,12 @@ class View(NamedTuple):
         return f"`{item.instr.op.mnemonic}{stage} {number}`"
 
 
-def view_of(parsed: Parsed) -> View:
-    """The lanes of a plan."""
-    groups = alike(parsed.plan)
-    return View(parsed, placement_of(parsed.plan), groups, lanes_of(parsed.plan, groups))
+def view_of(parsed: Parsed, *, every_replica: bool = False) -> View:
+    """The lanes of a plan: one for all replicas that do the same, or those of `every_replica`."""
+    plan = parsed.plan
+    groups = {replica: (replica,) for replica in _replicas(plan)} if every_replica else alike(plan)
+    return View(parsed, placement_of(plan), groups, lanes_of(plan, groups))
+
+
+def _replicas(plan: Plan) -> Iterator[int]:
+    return iter(dict.fromkeys(group.replica for group in plan.groups))
