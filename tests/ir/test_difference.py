@@ -170,6 +170,162 @@ def test_another_source_of_state_is_a_change():
     ]
 
 
+LOOPED = """plan 1
+model tiny layers=8 hidden=64 heads=8 kv_heads=4 ffn=96 vocab=128
+mesh tp=1 pp=2 dp=2
+batch microbatches=1 tokens=16
+
+group dp0.pp0 ranks=0 layers=0..1,4..5
+group dp0.pp1 ranks=1 layers=2..3,6..7
+group dp1.pp0 ranks=2 layers=0..1,4..5
+group dp1.pp1 ranks=3 layers=2..3,6..7
+
+stream dp=0,1 pp=0 {
+  F[0] 0
+  send_act[0] 0
+  recv_act[2] 0
+  F[2] 0
+  send_act[2] 0
+  recv_grad[2] 0
+  BW[2] 0
+  send_grad[2] 0
+  recv_grad[0] 0
+  BW[0] 0
+  reduce_grads[0]
+  reduce_grads[2]
+  step
+}
+
+stream dp=0,1 pp=1 {
+  recv_act[1] 0
+  F[1] 0
+  send_act[1] 0
+  recv_act[3] 0
+  F[3] 0
+  BW[3] 0
+  send_grad[3] 0
+  recv_grad[1] 0
+  BW[1] 0
+  send_grad[1] 0
+  reduce_grads[1]
+  reduce_grads[3]
+  step
+}
+"""
+"""Two stages per group, one micro-batch per replica."""
+
+
+def own_streams(text):
+    """The text with a stream of its own for each replica."""
+    head, *streams = text.split("\nstream dp=0,1 ")
+    return head + "".join(
+        f"\nstream dp={replica} {stream}\n" for stream in streams for replica in (0, 1)
+    )
+
+
+def parting(change):
+    """The instructions at which two streams part."""
+    return change.before.instr, change.after.instr
+
+
+def test_one_stage_of_a_micro_batch_that_moved():
+    """Which stage, and what its neighbours now say: the other end of their transfers."""
+    text = own_streams(LOOPED)
+    parts = text.split("\nstream ")
+    parts[3] = edit(
+        parts[3],
+        ("  F[3] 0\n  BW[3] 0\n", "  F[3] 0\n  recv_act[3] 0@1 <- dp1\n  F[3] 0@1\n  BW[3] 0\n"),
+        ("  recv_grad[1] 0\n", "  BW[3] 0@1\n  send_grad[3] 0@1 -> dp1\n  recv_grad[1] 0\n"),
+    )
+    parts[4] = edit(parts[4], ("  recv_act[3] 0\n  F[3] 0\n  BW[3] 0\n  send_grad[3] 0\n", ""))
+    parts[2] = edit(
+        parts[2],
+        ("  send_act[2] 0\n", "  send_act[2] 0 -> dp0\n"),
+        ("  recv_grad[2] 0\n", "  recv_grad[2] 0 <- dp0\n"),
+    )
+    found = changes(text, "\nstream ".join(parts))
+    (moved,) = found.micro_batches
+    assert (moved.home, moved.microbatches, moved.stages) == (1, (0,), (3,))
+    assert (moved.before, moved.after) == (1, 0)
+    of_sender = next(c for c in found.order if (c.pp, c.replicas) == (0, (1,)))
+    assert (of_sender.num_removed, of_sender.num_added) == (2, 2)
+    assert parting(of_sender) == ("send_act[2] 0", "send_act[2] 0 -> dp0")
+    assert {(c.pp, c.replicas): c.num_added - c.num_removed for c in found.order} == {
+        (0, (1,)): 0,
+        (1, (0,)): 4,
+        (1, (1,)): -4,
+    }
+
+
+def test_other_ends_and_stages_that_are_said_make_no_difference():
+    """The default of each, written out."""
+    text = own_streams(LOOPED)
+    said = edit(text, ("send_act[0] 0\n", "send_act[0] 0@0 -> dp0\n"))
+    assert changes(LOOPED, said).is_empty
+    single = print_plan(make_plan())
+    assert changes(single, edit(single, ("  F 0\n", "  F[0] 0\n"))).is_empty
+
+
+def test_another_stage_of_the_same_group_is_a_change_of_order():
+    """The same operations of the same micro-batch."""
+    new = edit(
+        LOOPED, ("  reduce_grads[0]\n  reduce_grads[2]\n", "  reduce_grads[2]\n  reduce_grads[0]\n")
+    )
+    (change,) = changes(LOOPED, new).order
+    assert (change.pp, change.replicas) == (0, (0, 1))
+    assert parting(change) == ("reduce_grads[0]", "reduce_grads[2]")
+    assert (change.num_removed, change.num_added) == (0, 0)
+
+
+def test_instructions_that_overlap_now():
+    """The pair is shown as it is written."""
+    text = print_plan(make_plan(pp=1, microbatches=2))
+    old = edit(text, ("  BW 0\n  F 1\n", "  F 1\n  BW 0\n"))
+    new = edit(text, ("  BW 0\n  F 1\n", "  F 1 & BW 0\n"))
+    (change,) = changes(old, new).order
+    assert parting(change) == ("F 1", "F 1 & BW 0")
+
+
+def test_layers_that_moved_are_a_change_of_every_group():
+    """Ranges stage by stage; streams stay what they are."""
+    new = LOOPED.replace("layers=0..1,4..5", "layers=0..2,4..5").replace("=2..3,6", "=3..3,6")
+    found = changes(LOOPED, new)
+    assert [(c.group, c.after and c.after.layers) for c in found.groups] == [
+        ("dp0.pp0", "0..2,4..5"),
+        ("dp0.pp1", "3..3,6..7"),
+        ("dp1.pp0", "0..2,4..5"),
+        ("dp1.pp1", "3..3,6..7"),
+    ]
+    assert (found.order, found.micro_batches) == ((), ())
+
+
+def test_level_order_and_transport_are_lines_about_the_job():
+    """A schedule and the plan made of it differ in level; what was added is counted."""
+    schedule = "".join(
+        line
+        for line in LOOPED.replace("plan 1", "schedule 1").splitlines(keepends=True)
+        if not line.startswith(("  send", "  recv", "  reduce", "  step"))
+    )
+    found = changes(schedule, edit(LOOPED, ("tokens=16", "tokens=16\ntransport pair")))
+    assert [(c.field, c.before, c.after) for c in found.fields] == [
+        ("level", "schedule", "plan"),
+        ("transport", None, "pair"),
+    ]
+    assert [(c.num_removed, c.num_added) for c in found.order] == [(0, 9), (0, 9)]
+
+
+def test_all_kinds_of_sources_are_compared():
+    """`reshard`, `move` and `load` lines that came and went."""
+    block = "\nreconfigure {{\n{}}}\n\nstream"
+    move, load = "  move layers=0..1 3 -> 2\n", "  load layers=2..3 step=30 -> dp1.pp1\n"
+    old = edit(LOOPED, ("\nstream", block.format(move)))
+    new = edit(LOOPED, ("\nstream", block.format(load)))
+    assert [(change.added, change.line) for change in changes(old, new).sources] == [
+        (False, move.strip()),
+        (True, load.strip()),
+    ]
+
+
 def test_time_and_idle_share_of_gpipe():
     """p stages and m micro-batches: m+p-1 of F and of BW, of which m are busy."""
     plan = make_plan(pp=4, microbatches=8, order="gpipe")

@@ -1,0 +1,64 @@
+"""The picture of plans whose groups run several stages."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from resihp.ir.parser import parse
+from resihp.ir.show import draw
+
+HEAD = """plan 1
+model tiny layers=4 hidden=64 heads=8 kv_heads=4 ffn=96 vocab=128
+mesh tp=1 pp={pp} dp=1
+batch microbatches=2 tokens=16
+"""
+ALONE = HEAD.format(pp=1) + "group dp0.pp0 ranks=0 layers=0..1,2..3\nstream dp=0 pp=0 {{\n{}}}\n"
+
+
+def picture(body, *, width=100):
+    """The rows of one group that runs two stages, without the ruler."""
+    text = ALONE.format("".join(f"  {instr}\n" for instr in body.split(", ")))
+    rows = draw(parse(text).plan, width=width).split("\n\n")[1].splitlines()[1:]
+    return [re.sub(r"^(\S*)\s+\[", r"\1 [", row) for row in rows]
+
+
+IN_TURN = "F[0] 0, F[1] 0, BW[1] 0, F[0] 1, BW[0] 0, F[1] 1, BW[1] 1, BW[0] 1"
+
+
+def test_each_stage_of_a_group_has_a_row():
+    """Blank while the group runs the other one; the share of idle time is the group's."""
+    assert picture(IN_TURN) == [
+        "dp0.pp0 [0]    0%  F0          F1 X0 X0          X1 X1",
+        " [1]           F0 X0 X0          F1 X1 X1",
+    ]
+
+
+def test_the_legend_explains_the_rows():
+    """And only where there are some."""
+    text = ALONE.format("  F[0] 0\n")
+    assert "[N]: stage N of the model" in draw(parse(text).plan)
+    single = text.replace("0..1,2..3", "0..3").replace("F[0]", "F")
+    assert "stage N" not in draw(parse(single).plan)
+
+
+def test_a_time_at_which_a_group_does_nothing_is_idle_on_all_its_rows():
+    """The second position waits for the first activation."""
+    text = (
+        HEAD.format(pp=2)
+        + "group dp0.pp0 ranks=0 layers=0..0\ngroup dp0.pp1 ranks=1 layers=1..1,2..3\n"
+        + "stream dp=0 pp=0 {\n  F 0\n  send_act 0\n}\n"
+        + "stream dp=0 pp=1 {\n  recv_act[1] 0\n  F[1] 0\n  F[2] 0\n}\n"
+    )
+    rows = draw(parse(text).plan).split("\n\n")[1].splitlines()[1:]
+    assert [row.split("%")[-1].strip() for row in rows[:2]] == ["F0 .  .", ".  F0"]
+    assert rows[2].split() == ["[2]", ".", "F0"]
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_long_picture_is_broken_into_bands_with_all_rows(width):
+    """No line is wider than asked for, and each band names the group."""
+    bands = draw(parse(ALONE.format(IN_TURN.replace(", ", "\n") + "\n")).plan, width=width)
+    assert all(len(line) <= width for line in bands.splitlines()[2:-4])
+    assert bands.count("dp0.pp0 [0]") == bands.count("        [1]") >= 1
