@@ -2,7 +2,8 @@
 
 It is made of the code, the block that the line stands in (`stream dp=0 pp=1`), the line in
 canonical spacing and the words that the caret covers; never of line numbers. Findings of one
-file that agree in all of these are told apart by their order.
+file that agree in all of these are told apart by their order. In torch's CSV the words alone count,
+since a cell names its stage and a line is all that a rank runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from resihp.ir.lines import BLANKS, code_of
 __all__ = ["fingerprints"]
 
 
-def fingerprints(diagnostics: Sequence[Diagnostic], text: str) -> list[str]:
+def fingerprints(
+    diagnostics: Sequence[Diagnostic], text: str, *, is_csv: bool = False
+) -> list[str]:
     """One per finding, such as `1f0e5a8c9d2b7c34:1`. The text need not be a valid plan."""
     lines = text.split("\n")
     blocks = _blocks(lines)
@@ -26,7 +29,8 @@ def fingerprints(diagnostics: Sequence[Diagnostic], text: str) -> list[str]:
     for diagnostic in diagnostics:
         at = diagnostic.span.line - 1
         covered = lines[at][diagnostic.span.column - 1 : diagnostic.span.end_column - 1]
-        parts = (diagnostic.code, blocks[at], _words(lines[at]), _words(covered))
+        around = () if is_csv else (blocks[at], _words(lines[at]))
+        parts = (diagnostic.code, *around, _words(covered))
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         seen[digest] += 1
         found.append(f"{digest}:{seen[digest]}")

@@ -164,7 +164,8 @@ def _rule(code: str) -> Rule:
 
 def _results(file: FileFindings, rule_index: dict[str, int]) -> Iterator[Result]:
     lines = file.text.split("\n")
-    prints = fingerprints(file.diagnostics, file.text)
+    is_csv = file.path.lower().endswith(".csv")
+    prints = fingerprints(file.diagnostics, file.text, is_csv=is_csv)
     for finding, fingerprint in zip(file.diagnostics, prints, strict=True):
         yield Result(
             rule_id=finding.code,

@@ -58,6 +58,16 @@ def test_a_csv_is_reported_in_every_format(capsys, folder, form):
     assert "RHP412" in said(capsys, "verify", "--format", form, "swapped.csv", status=1)
 
 
+def test_a_finding_of_a_csv_stays_the_same_one_when_other_cells_change(capsys, folder):
+    """Its cell is what identifies it."""
+    marks: list[object] = []
+    for text in (SWAPPED, SWAPPED.replace("1B1,1SEND_B1", "1I1,1SEND_B1,1W1")):
+        (folder / "swapped.csv").write_text(text)
+        log = json.loads(said(capsys, "verify", "--format", "sarif", "swapped.csv", status=1))
+        marks.append([result["partialFingerprints"] for result in log["runs"][0]["results"]])
+    assert marks[0] == marks[1] != []
+
+
 def test_the_old_vocabulary_must_be_asked_for(capsys, folder):
     """By `verify`, `import` and `export` alike."""
     assert "RHP011" in said(capsys, "verify", "old.csv", status=1)
