@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         report(parsed, text, args.file)
         return 1
     program = expand(parsed.plan, args.rank)
-    sizes = facts_of(parsed.plan).stages[program.group]
+    sizes = facts_of(parsed.plan).stages[program.group][0]
     listed = listing(program, sizes.boundary_bytes)
     if args.format == "json":
         import msgspec

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Batch, Group, LayerRange, ModelShape, Op, Plan, Stream
+from resihp.ir.placement import Placement, placement_of
 from resihp.ir.reshard import ShardLoad, ShardMove
 
 __all__ = ["facts_of", "move_bytes", "num_parameters", "peak_partials", "stage_facts"]
@@ -35,14 +36,18 @@ BYTES_PER_ELEMENT = 4
 
 def facts_of(plan: Plan) -> Facts:
     """Sizes of every group of `plan`, verified or not."""
-    partials = [(stream, _partials_of(plan, stream)) for stream in plan.streams]
-    return Facts(
-        stages={
-            group.name: stage_facts(
-                plan.model, plan.batch, group.sole_layers, group.tp, _partials_at(group, partials)
-            )
-            for group in plan.groups
-        }
+    placement = placement_of(plan)
+    partials = [(stream, _partials_of(plan, placement, stream)) for stream in plan.streams]
+    return Facts(stages={group.name: _group_facts(plan, group, partials) for group in plan.groups})
+
+
+def _group_facts(
+    plan: Plan, group: Group, partials: list[tuple[Stream, tuple[int, ...]]]
+) -> tuple[StageFacts, ...]:
+    counts = _partials_at(group, partials)
+    return tuple(
+        stage_facts(plan.model, plan.batch, layers, group.tp, counts[at] if at < len(counts) else 1)
+        for at, layers in enumerate(group.layers)
     )
 
 
@@ -125,25 +130,30 @@ def peak_partials(done: Iterable[MicroBatch], num_microbatches: int) -> int:
     return peak
 
 
-def _partials_of(plan: Plan, stream: Stream) -> int:
+def _partials_of(plan: Plan, placement: Placement, stream: Stream) -> tuple[int, ...]:
+    """Of each stage of the stream."""
     home = stream.replicas[0] if stream.replicas else 0
-    done = (
-        MicroBatch(home if instr.home is None else instr.home, instr.microbatch)
-        for instr in stream.body
-        if instr.op in (Op.W, Op.BW) and instr.microbatch is not None
+    done: dict[int | None, list[MicroBatch]] = {}
+    for instr in stream.body:
+        if instr.op in (Op.W, Op.BW) and instr.microbatch is not None:
+            stage = placement.stage_of(stream.pp, instr)
+            micro_batch = MicroBatch(home if instr.home is None else instr.home, instr.microbatch)
+            done.setdefault(stage, []).append(micro_batch)
+    return tuple(
+        peak_partials(done.get(stage, ()), plan.batch.microbatches)
+        for stage in placement.stages.get(stream.pp, ())
     )
-    return peak_partials(done, plan.batch.microbatches)
 
 
-def _partials_at(group: Group, partials: list[tuple[Stream, int]]) -> int:
-    """Of the group's stream; one where a faulty plan has none."""
+def _partials_at(group: Group, partials: list[tuple[Stream, tuple[int, ...]]]) -> tuple[int, ...]:
+    """Of the group's stream; nothing where a faulty plan has none."""
     return next(
         (
-            count
-            for stream, count in partials
+            counts
+            for stream, counts in partials
             if stream.pp == group.pp and group.replica in stream.replicas
         ),
-        1,
+        (),
     )
 
 

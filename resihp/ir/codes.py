@@ -102,9 +102,9 @@ CODES: dict[str, Code] = {
         "No process has this number, so everybody who waits for it would wait for ever.",
     ),
     "RHP102": Code(
-        "replica or stage out of range",
-        "The line names a replica not below `dp` or a stage not below `pp` of the mesh.",
-        "The line would describe a stage that no rank ever runs.",
+        "replica or position out of range",
+        "The line names a replica not below `dp` or a position not below `pp` of the mesh.",
+        "Nobody is there: no rank would ever do what the line says.",
     ),
     "RHP103": Code(
         "layer out of range",
@@ -125,13 +125,13 @@ CODES: dict[str, Code] = {
     ),
     "RHP106": Code(
         "group defined twice",
-        "Each (replica, stage) is held by at most one tensor-parallel group.",
+        "At each (replica, position) there is at most one tensor-parallel group.",
         "Two sets of ranks would each believe to be this group, and peers would send to one "
         "of them.",
     ),
     "RHP107": Code(
         "stream defined twice",
-        "Each (replica, stage) runs exactly one stream; two blocks cover the same one.",
+        "Each (replica, position) runs exactly one stream; two blocks cover the same one.",
         "The members of the group would run one of two orders; where they choose differently "
         "they hang.",
     ),
@@ -141,6 +141,18 @@ CODES: dict[str, Code] = {
         "divide the heads, a hidden size that the heads do not divide, or a mesh larger than "
         "the verifier handles.",
         "Shapes would not divide, and the executor would fail while it builds the model.",
+    ),
+    "RHP109": Code(
+        "stage not here",
+        "An instruction belongs to one of the stages whose layers its group holds. Where the "
+        "group runs several it names it in brackets, as in `F[2] 3`.",
+        "The group would compute with layers that it does not hold, or guess which are meant.",
+    ),
+    "RHP110": Code(
+        "pair that cannot be overlapped",
+        "`&` overlaps two of F, B, W and BW that have nothing to do with each other: not the same "
+        "micro-batch at the same stage, and neither uses what the other makes.",
+        "Both start together, so one of them would read a result that is not there yet.",
     ),
     # --- topology ---------------------------------------------------------------------------
     "RHP201": Code(
@@ -162,16 +174,16 @@ CODES: dict[str, Code] = {
         "The projections could not be cut into equal shards of whole heads.",
     ),
     "RHP204": Code(
-        "stage differs between replicas",
-        "All groups of a stage hold the same layers, since they sum their gradients layer by "
+        "position differs between replicas",
+        "All groups of a position hold the same layers, since they sum their gradients layer by "
         "layer.",
         "Gradients of different layers would be added up, or an all-reduce would wait for a "
         "member that never comes.",
     ),
     "RHP205": Code(
         "layers not covered in order",
-        "The stages hold the layers 0 .. layers - 1 in order, each exactly once: no gap, no "
-        "overlap.",
+        "The stages hold the layers 0 .. layers - 1, each exactly once: no gap, no overlap. A "
+        "group of several stages lists them in the order of their layers.",
         "A layer in no stage is left out of the model; a layer in two is applied twice.",
     ),
     "RHP206": Code(
@@ -181,16 +193,10 @@ CODES: dict[str, Code] = {
     ),
     "RHP207": Code(
         "stream without group",
-        "The stream names a (replica, stage) that no ranks hold.",
+        "The stream names a (replica, position) that has no group.",
         "The work that is written there would never run, though it reads as if it did.",
     ),
-    "RHP208": Code(
-        "incomplete replica",
-        "A replica that has groups must have one for every stage, since activations are passed "
-        "inside a replica. A replica with no group at all is fine: others run its "
-        "micro-batches.",
-        "Activations would have nowhere to go after the stage before the gap.",
-    ),
+    # RHP208 meant a replica without a group for every stage, which is now fine. Not to be reused.
     # --- exactly once -----------------------------------------------------------------------
     "RHP301": Code(
         "micro-batch never computed",
@@ -292,7 +298,8 @@ CODES: dict[str, Code] = {
     ),
     "RHP412": Code(
         "channel order differs",
-        "A channel delivers in the order of its sends. If the other end receives in another "
+        "A channel is all that one group sends to another: activations and gradients of all "
+        "stages. It delivers in the order of its sends. If the other end receives in another "
         "order, tensors are swapped silently and the gradients are wrong.",
         "Shapes agree, so nothing fails: micro-batches get each other's activations or "
         "gradients, and the model learns from garbage.",
@@ -303,16 +310,43 @@ CODES: dict[str, Code] = {
         "The tensor does not exist on this rank; the peer would be waiting for it elsewhere.",
     ),
     "RHP414": Code(
-        "micro-batch changes replica",
-        "A micro-batch runs all its stages on one replica, since transfers stay inside a replica.",
-        "No message crosses from one replica to another, so the next stage would wait for ever.",
+        "wrong peer",
+        "A tensor goes from the group that makes it to the group that uses it. A send or receive "
+        "names the replica at the other end, or means its own; here that one does not compute it.",
+        "The message goes to ranks that never ask for it, and those that need it wait for ever.",
+    ),
+    "RHP415": Code(
+        "transfer to itself",
+        "One group runs both stages of this micro-batch, so the tensor is handed over in place: "
+        "nothing sends, receives, scatters or gathers it.",
+        "Ranks would send to themselves, which transports refuse or never finish.",
+    ),
+    "RHP416": Code(
+        "used before it is made",
+        "Where one group runs neighbouring stages, F of a stage stands before F of the next, and "
+        "B or BW of the next before B or BW of the stage.",
+        "The stage would read a tensor that does not exist yet.",
+    ),
+    "RHP417": Code(
+        "parameters not gathered",
+        "A stream that gathers or frees the parameters of a stage runs each F, B, W and BW of it "
+        "between a gather_params and its free_params.",
+        "The stage would compute with its own shard alone, or with memory that was given back.",
+    ),
+    "RHP418": Code(
+        "gather and free do not alternate",
+        "For each stage gather_params and free_params take turns in a stream: a gather first, a "
+        "free last.",
+        "Parameters gathered twice or never freed fill the memory; what is not gathered cannot "
+        "be freed.",
     ),
     # --- progress ---------------------------------------------------------------------------
     "RHP501": Code(
         "deadlock",
         "Streams wait for each other in a circle: what uses a received tensor waits for its "
-        "send, reduce_grads for all replicas of the stage, step for all streams, and transfers "
-        "for each other as the transport says. The notes walk the shortest circle link by link.",
+        "send, an overlapped pair for the inputs of both, reduce_grads for all groups of the "
+        "stage, step for all streams, and transfers for each other as the transport says. The "
+        "notes walk the shortest circle link by link.",
         "The job hangs with every device busy waiting, until a timeout ends it; restarting it "
         "hangs again at the same place.",
     ),
@@ -334,7 +368,8 @@ CODES: dict[str, Code] = {
     # --- gradients --------------------------------------------------------------------------
     "RHP701": Code(
         "reduce_grads missing",
-        "Every stream sums its weight gradients over the replicas once, after its last W or BW.",
+        "Every stream sums the weight gradients of each of its stages over the replicas once, "
+        "after the last W or BW of the stage.",
         "Replicas would update with different gradients and drift apart without a sign.",
     ),
     "RHP702": Code(
@@ -345,19 +380,19 @@ CODES: dict[str, Code] = {
     ),
     "RHP703": Code(
         "reduce_grads or step twice",
-        "One iteration reduces once and steps once.",
+        "One iteration reduces each stage once and steps once.",
         "A gradient that is summed twice is too large by the number of replicas; a second "
         "step would apply stale moments.",
     ),
     "RHP704": Code(
         "work after reduce_grads",
-        "Only step may follow reduce_grads: a weight gradient computed later would be left out "
-        "of the sum.",
+        "reduce_grads ends the work of its stage in the stream: a weight gradient computed later "
+        "would be left out of the sum. Work of other stages may follow, and free_params.",
         "Part of the gradient would be lost, and every replica would lose another part.",
     ),
     "RHP705": Code(
         "step is not last",
-        "step comes after reduce_grads and ends the stream.",
+        "step comes after every reduce_grads and ends the stream.",
         "Parameters would change before all gradients are in.",
     ),
     # --- adaptation -------------------------------------------------------------------------

@@ -297,14 +297,14 @@ _Key = tuple[Op, object, object, object, bool]
 
 def _keys(view: View, lane: Lane) -> Iterator[_Key]:
     """Each instruction as what it means, whichever replica runs it."""
-    for instr, micro_batch in zip(lane.body, lane.micro_batches, strict=True):
+    for instr, task in zip(lane.body, lane.tasks, strict=True):
         stage = view.placement.stage_of(lane.name.pp, instr)
         out_of_range = (instr.microbatch, instr.home)
         peer = lane.name.replica if instr.peer is None else instr.peer
         yield (
             instr.op,
             ("not here", instr.stage) if stage is None else stage,
-            out_of_range if micro_batch is None else micro_batch,
+            out_of_range if task is None else task.micro_batch,
             peer if instr.op.is_transfer else None,
             instr.paired,
         )

@@ -10,7 +10,7 @@ __all__ = ["Facts", "StageFacts"]
 
 
 class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on one member of one TP group, per micro-batch unless said otherwise.
+    """Bytes of one stage on one member of its TP group, per micro-batch unless said otherwise.
 
     F adds `activation_bytes`; B gives back `released_by_b_bytes` and adds
     `weight_input_grad_bytes` (the output gradients that W needs); W gives back the rest.
@@ -26,6 +26,6 @@ class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of every group of a plan."""
+    """Sizes of every group of a plan: one per stage that it runs, in the order of its layers."""
 
-    stages: dict[GroupName, StageFacts]
+    stages: dict[GroupName, tuple[StageFacts, ...]]

@@ -6,10 +6,9 @@ position hold the same ones (RHP204); where a faulty plan disagrees, the first g
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
-from resihp.ir.model import Group, Instr, LayerRange, Plan
+from resihp.ir.model import Instr, LayerRange, Plan
 
 __all__ = ["Placement", "placement_of"]
 
@@ -44,13 +43,8 @@ class Placement(NamedTuple):
 
 def placement_of(plan: Plan) -> Placement:
     """The stages of `plan` and where they are."""
-    return _placed(plan.groups)
-
-
-@lru_cache(maxsize=8)
-def _placed(groups: tuple[Group, ...]) -> Placement:
     held: dict[int, tuple[LayerRange, ...]] = {}
-    for group in groups:
+    for group in plan.groups:
         held.setdefault(group.pp, group.layers)
     placed = sorted((layers, pp) for pp, ranges in held.items() for layers in ranges)
     stages: dict[int, list[int]] = {pp: [] for pp in held}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from resihp.ir.lanes import Lane, MicroBatch, lanes_of
+from resihp.ir.lanes import Lane, Task, lanes_of
 from resihp.ir.model import GroupName, Op, Plan
 from resihp.ir.placement import Placement, placement_of
 from resihp.ir.statements import spell_numbers
@@ -104,13 +104,13 @@ def _tracks(
     digits = len(str(plan.batch.microbatches - 1))
     tracks = {stage: [""] * length for stage in held}
     for index, end in enumerate(timeline.ends[lane.name]):
-        micro_batch, instr = lane.micro_batches[index], lane.body[index]
-        stage = placement.stage_of(lane.name.pp, instr)
-        letter = _LETTERS.get(instr.op)
-        if letter is not None and micro_batch is not None and stage is not None:
+        task = lane.tasks[index]
+        letter = _LETTERS.get(lane.body[index].op)
+        if letter is not None and task is not None:
+            stage = task.stage
             for unit in range(int(timeline.starts[lane.name][index]), int(end)):
                 before = f"{tracks[stage][unit]}{_PAIRED}" if tracks[stage][unit] else ""
-                cell = _cell(letter, micro_batch, lane.name.replica, digits)
+                cell = _cell(letter, task, lane.name.replica, digits)
                 tracks[stage][unit] = f"{before}{cell}"
     for unit in range(length):
         if not any(track[unit] for track in tracks.values()):
@@ -119,9 +119,9 @@ def _tracks(
     return tuple(tuple(tracks[stage]) for stage in held)
 
 
-def _cell(letter: str, micro_batch: MicroBatch, replica: int, digits: int) -> str:
-    foreign = "" if micro_batch.home == replica else f"{_FOREIGN}{micro_batch.home}"
-    return f"{letter}{micro_batch.number:0{digits}d}{foreign}"
+def _cell(letter: str, task: Task, replica: int, digits: int) -> str:
+    foreign = "" if task.home == replica else f"{_FOREIGN}{task.home}"
+    return f"{letter}{task.number:0{digits}d}{foreign}"
 
 
 def _band(rows: list[_Row], units: range, cell: int, label: int) -> str:
@@ -147,10 +147,10 @@ def _legend(plan: Plan, lanes: Mapping[GroupName, Lane]) -> str:
     if any(instr.paired for lane in lanes.values() for instr in lane.body):
         words.append(f"F3{_PAIRED}X1, or two stages at once: overlapped")
     homes = [
-        (micro_batch.home, name.replica)
+        (task.home, name.replica)
         for name, lane in lanes.items()
-        for micro_batch in lane.micro_batches
-        if micro_batch is not None
+        for task in lane.tasks
+        if task is not None
     ]
     if any(home != replica for home, replica in homes):
         words.append(f"F3{_FOREIGN}1 micro-batch 3 of replica 1")

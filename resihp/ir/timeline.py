@@ -1,9 +1,12 @@
 """Earliest start and end of every instruction, and where streams get stuck.
 
 The rules are those of `resihp.ir.transport`: each stream runs in order, posts its sends and
-receives, and waits for a tensor where it needs it; `reduce_grads` waits for every stream of its
-stage and `step` for all streams. A receive whose send does not exist counts as ready: that fault
-has its own diagnostic.
+receives, and waits for a tensor where it needs it; `reduce_grads` waits for every stream that
+reduces the same stage and `step` for all streams. An overlapped pair starts once the inputs of
+both are there and shares the device: it takes as long as its two instructions, whose times are
+given one after the other. In a schedule, which names no transfer, a result is there for others
+as soon as it is made. A receive whose send does not exist counts as ready: that fault has its own
+diagnostic.
 """
 
 from __future__ import annotations
@@ -12,22 +15,15 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from resihp.ir.lanes import Lane
-from resihp.ir.model import GroupName, Op
-from resihp.ir.transfers import Transfer, queues_of, transfers_of
+from resihp.ir.lanes import Lane, Meeting
+from resihp.ir.model import GroupName, Level, Op
+from resihp.ir.transfers import Transfer, handovers_of, queues_of, transfers_of
 from resihp.ir.transport import EDGE, Transport
 
-__all__ = ["UNIT_COST", "Meeting", "Player", "Timeline", "meeting_of", "play"]
+__all__ = ["UNIT_COST", "Player", "Timeline", "play"]
 
 UNIT_COST: Mapping[Op, float] = {Op.F: 1.0, Op.B: 1.0, Op.W: 1.0, Op.BW: 2.0}
 """Cost of each operation in a picture without measurements; others cost nothing."""
-
-
-class Meeting(NamedTuple):
-    """A rendezvous: `reduce_grads` of a stage, or `step` (stage -1) of all lanes."""
-
-    op: Op
-    stage: int
 
 
 class Timeline(NamedTuple):
@@ -42,14 +38,6 @@ class Timeline(NamedTuple):
     def makespan(self) -> float:
         """When the last instruction ends."""
         return max((ends[-1] for ends in self.ends.values() if ends), default=0.0)
-
-
-def meeting_of(lane: Lane, index: int) -> Meeting | None:
-    """The rendezvous that instruction `index` takes part in."""
-    op = lane.body[index].op
-    if op is Op.REDUCE_GRADS:
-        return Meeting(op, lane.name.pp)
-    return Meeting(op, -1) if op is Op.STEP else None
 
 
 def play(
@@ -85,14 +73,23 @@ class Player:
         self.ready: deque[GroupName] = deque(lanes)
         self.posts: dict[GroupName, dict[int, Transfer]] = {name: {} for name in lanes}
         """The transfer that each send and receive posts."""
-        self.needs: dict[GroupName, dict[int, Transfer]] = {name: {} for name in lanes}
-        """The transfer that an instruction needs to have ended."""
-        transfers = list(transfers_of(lanes, boundary_bytes))
+        self.makes: dict[GroupName, dict[int, list[Transfer]]] = {name: {} for name in lanes}
+        """In a schedule: what is there once an instruction has ended."""
+        self.needs: dict[GroupName, dict[int, list[Transfer]]] = {name: {} for name in lanes}
+        """What must be there for an instruction, or an overlapped pair, to start."""
+        if any(lane.level is Level.SCHEDULE for lane in lanes.values()):
+            transport, transfers = EDGE, list(handovers_of(lanes))
+            for transfer in transfers:
+                self.makes[transfer.sender].setdefault(transfer.send, []).append(transfer)
+        else:
+            transfers = list(transfers_of(lanes, boundary_bytes))
+            for transfer in transfers:
+                self.posts[transfer.sender][transfer.send] = transfer
+                self.posts[transfer.receiver][transfer.recv] = transfer
         for transfer in transfers:
-            self.posts[transfer.sender][transfer.send] = transfer
-            self.posts[transfer.receiver][transfer.recv] = transfer
             if transfer.use is not None:
-                self.needs[transfer.receiver][transfer.use] = transfer
+                start = lanes[transfer.receiver].head_of(transfer.use)
+                self.needs[transfer.receiver].setdefault(start, []).append(transfer)
         self.queues = queues_of(transport, transfers, self.ready.append)
 
     def run(self) -> Timeline:
@@ -109,28 +106,34 @@ class Player:
     def _advance(self, lane: Lane) -> None:
         """Run `lane` until it waits or ends."""
         starts, ends = self.starts[lane.name], self.ends[lane.name]
-        posts, needs = self.posts[lane.name], self.needs[lane.name]
-        body, cost = lane.body, self.cost
-        for index in range(len(ends), len(body)):
+        posts, makes = self.posts[lane.name], self.makes[lane.name]
+        body, cost, pairs = lane.body, self.cost, lane.pairs
+        while (index := len(ends)) < len(body):
             op = body[index].op
-            time = ends[-1] if ends else 0.0
-            if index in needs:
-                there = needs[index].done
-                if there is None:
-                    return
-                time = max(time, there)
-            if op >= Op.REDUCE_GRADS:
-                met = self._meet(lane, index, time)
-                if met is None:
-                    return
-                time = max(time, met)
-            elif index in posts:
-                went_on = self._post(lane, index, time)
-                if went_on is None:
-                    return
-                time = went_on
+            time = self._inputs_there(lane.name, index, ends[-1] if ends else 0.0)
+            if time is not None and (op is Op.REDUCE_GRADS or op is Op.STEP):
+                time = self._meet(lane, index, time)
+            elif time is not None and index in posts:
+                time = self._post(lane, index, time)
+            if time is None:
+                return
             starts.append(time)
             ends.append(time + cost[op])
+            if index in pairs:
+                starts.append(ends[-1])
+                ends.append(ends[-1] + cost[body[index + 1].op])
+            if makes:
+                for maker in range(index, len(ends)):
+                    for made in makes.get(maker, ()):
+                        self.queues.send(made, ends[-1])
+
+    def _inputs_there(self, name: GroupName, index: int, time: float) -> float | None:
+        """When all that the instruction needs is there, from `time` on; None while it is not."""
+        for transfer in self.needs[name].get(index, ()):
+            if transfer.done is None:
+                return None
+            time = max(time, transfer.done)
+        return time
 
     def _post(self, lane: Lane, index: int, time: float) -> float | None:
         """When the lane goes on after its send or receive; None while it cannot."""
@@ -142,8 +145,9 @@ class Player:
 
     def _meet(self, lane: Lane, index: int, time: float) -> float | None:
         """When everybody had come; None while somebody is missing. The last one wakes all."""
-        meeting = meeting_of(lane, index)
-        assert meeting is not None
+        meeting = lane.meeting(index)
+        if meeting is None:
+            return time
         arrived, members = self.arrived[meeting], self.members[meeting]
         if meeting not in self.met_at:
             arrived.setdefault(lane.name, time)
@@ -151,15 +155,13 @@ class Player:
                 return None
             self.met_at[meeting] = max(arrived.values())
             self.ready.extend(name for name in members if name != lane.name)
-        return self.met_at[meeting]
+        return max(time, self.met_at[meeting])
 
 
 def _members(lanes: Iterable[Lane]) -> dict[Meeting, dict[GroupName, int]]:
     """Who takes part in each rendezvous, and where: every lane that has such an instruction."""
     members: dict[Meeting, dict[GroupName, int]] = defaultdict(dict)
     for lane in lanes:
-        for index in lane.meets.values():
-            meeting = meeting_of(lane, index)
-            assert meeting is not None
+        for meeting, index in lane.meets.items():
             members[meeting][lane.name] = index
     return members

@@ -10,11 +10,20 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from resihp.ir.lanes import EDGES, Lane
+from resihp.ir.lanes import BY_TRANSFER, EDGES, Lane, Task
 from resihp.ir.model import GroupName
 from resihp.ir.transport import Transport
 
-__all__ = ["At", "Queues", "Transfer", "Wait", "queues_of", "transfers_of"]
+__all__ = [
+    "At",
+    "Queues",
+    "Transfer",
+    "Wait",
+    "handovers_of",
+    "queues_of",
+    "sends_of",
+    "transfers_of",
+]
 
 
 class At(NamedTuple):
@@ -61,7 +70,23 @@ class Transfer:
         return self.end(self.receiver if self.sender == name else self.sender)
 
 
-_BY_SEND = {edge.send: edge for edge in EDGES}
+def sends_of(lanes: Mapping[GroupName, Lane], sender: Lane) -> Iterator[Transfer]:
+    """Transfers from one lane that have both ends, in the order of their sends.
+
+    Both ends must name each other: what is received from somebody else is no end of it.
+    """
+    for (op, task), send in sender.first.items():
+        edge = BY_TRANSFER.get(op)
+        if edge is None or op is not edge.send:
+            continue
+        far_end = sender.far_end(send)
+        receiver = None if far_end is None else lanes.get(far_end[0])
+        if far_end is None or receiver is None or receiver is sender:
+            continue
+        recv = receiver.first.get((edge.recv, far_end[1]))
+        if recv is not None and receiver.far_end(recv) == (sender.name, task):
+            use = receiver.use_of(edge, far_end[1])
+            yield Transfer(sender.name, send, receiver.name, recv, use)
 
 
 def transfers_of(
@@ -72,24 +97,33 @@ def transfers_of(
     `boundary_bytes` is the size of a whole tensor that a group sends; without it sizes are 0.
     """
     for name, sender in lanes.items():
-        receivers = {
-            op: lanes.get(GroupName(name.replica, name.pp + edge.stage_step))
-            for op, edge in _BY_SEND.items()
-        }
-        for (op, micro_batch), send in sender.first.items():
-            receiver = receivers.get(op)
-            if receiver is None:
-                continue
-            edge = _BY_SEND[op]
-            recv = receiver.first.get((edge.recv, micro_batch))
-            if recv is not None:
-                use = receiver.use_of(edge, micro_batch)
-                transfer = Transfer(name, send, receiver.name, recv, use)
-                if boundary_bytes is not None:
-                    cut = (edge.scatter, micro_batch) in sender.first
-                    num_chunks = max(sender.group.tp, receiver.group.tp) if cut else 1
-                    transfer.num_bytes = boundary_bytes[name] // num_chunks
-                yield transfer
+        for transfer in sends_of(lanes, sender):
+            if boundary_bytes is not None:
+                task, edge = sender.tasks[transfer.send], BY_TRANSFER[sender.body[transfer.send].op]
+                assert task is not None
+                cut = (edge.scatter, task) in sender.first
+                degrees = sender.group.tp, lanes[transfer.receiver].group.tp
+                transfer.num_bytes = boundary_bytes[name] // (max(degrees) if cut else 1)
+            yield transfer
+
+
+def handovers_of(lanes: Mapping[GroupName, Lane]) -> Iterator[Transfer]:
+    """What the lanes of a schedule, which names no transfer, use of each other's results.
+
+    The ends are the instruction that makes a tensor and the one that uses it.
+    """
+    for edge in EDGES:
+        makers: dict[Task, At] = {}
+        for name, lane in lanes.items():
+            for (op, task), index in lane.first.items():
+                if op in edge.produce:
+                    makers.setdefault(task, At(name, index))
+        for name, lane in lanes.items():
+            for (op, task), index in lane.first.items():
+                if op in edge.consume:
+                    maker = makers.get(task.at(task.stage - edge.stage_step))
+                    if maker is not None and maker.name != name:
+                        yield Transfer(maker.name, maker.position, name, index, index)
 
 
 class Queues(Protocol):

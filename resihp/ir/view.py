@@ -46,12 +46,9 @@ class View(NamedTuple):
 
     def items(self, lane: Lane) -> Iterator[Item]:
         """The instructions of `lane` that are about a micro-batch, in order."""
-        for index, (instr, micro_batch) in enumerate(
-            zip(lane.body, lane.micro_batches, strict=True)
-        ):
-            stage = self.placement.stage_of(lane.name.pp, instr)
-            if micro_batch is not None and stage is not None:
-                yield Item(index, Key(instr.op, stage, micro_batch), instr)
+        for index, (instr, task) in enumerate(zip(lane.body, lane.tasks, strict=True)):
+            if task is not None:
+                yield Item(index, Key(instr.op, task.stage, task.micro_batch), instr)
 
     def span(self, lane: Lane, index: int) -> Span:
         """Place of an instruction."""

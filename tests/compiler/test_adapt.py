@@ -175,8 +175,8 @@ def test_a_group_too_large_for_fewer_devices_drops_its_replica():
     roomy = plan_of()
     needed = adapt(roomy, [5], step=1)
     sizes = facts_of(needed).stages
-    capacity = sizes[GroupName(1, 0)].state_bytes
-    assert capacity > sizes[GroupName(0, 0)].state_bytes
+    capacity = sizes[GroupName(1, 0)][0].state_bytes
+    assert capacity > sizes[GroupName(0, 0)][0].state_bytes
     tight = msgspec.structs.replace(roomy, memory_bytes=capacity)
     plan = adapt(tight, [5], step=1)
     assert groups_of(plan) == {"dp0.pp0": (0, 1), "dp0.pp1": (2, 3)}
@@ -188,7 +188,7 @@ def test_parked_ranks_save_the_last_replica_that_needs_a_high_degree():
     """Neither replica fits at TP 2, but together they are one of TP 4."""
     healthy = plan_of(tp=4, pp=1)
     by_two = adapt(msgspec.structs.replace(healthy, memory_bytes=None), [0, 1], step=1)
-    capacity = facts_of(by_two).stages[GroupName(0, 0)].state_bytes
+    capacity = facts_of(by_two).stages[GroupName(0, 0)][0].state_bytes
     tight = msgspec.structs.replace(healthy, memory_bytes=capacity)
     plan = adapt(tight, [0, 1, 6, 7], step=1)
     assert groups_of(plan) == {"dp0.pp0": (4, 5, 2, 3)}
@@ -198,7 +198,7 @@ def test_parked_ranks_save_the_last_replica_that_needs_a_high_degree():
 def test_work_that_fits_no_device_leaves_no_plan():
     """Under GPipe the last replica holds all activations of the dropped one's work too."""
     roomy = plan_of(tp=1, schedule="gpipe")
-    sizes = facts_of(roomy).stages[GroupName(0, 0)]
+    (sizes,) = facts_of(roomy).stages[GroupName(0, 0)]
     capacity = sizes.state_bytes + 6 * sizes.activation_bytes
     tight = msgspec.structs.replace(roomy, memory_bytes=capacity)
     assert findings(tight) == []

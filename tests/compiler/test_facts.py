@@ -147,5 +147,6 @@ def test_every_group_has_its_sizes():
     """The first and last stages are not those of the middle."""
     sizes = facts_of(plan_of(pp=3)).stages
     assert set(sizes) == {GroupName(r, s) for r in range(2) for s in range(3)}
-    assert sizes[GroupName(0, 0)].state_bytes > sizes[GroupName(0, 1)].state_bytes
-    assert sizes[GroupName(0, 2)].activation_bytes > sizes[GroupName(0, 1)].activation_bytes
+    first, middle, last = (sizes[GroupName(0, stage)][0] for stage in range(3))
+    assert first.state_bytes > middle.state_bytes
+    assert last.activation_bytes > middle.activation_bytes

@@ -66,7 +66,7 @@ def test_the_same_job_gives_the_same_plan():
 def test_a_device_that_is_too_small_is_refused_in_one_sentence():
     """The message names the group and both sizes."""
     plan = plan_of()
-    state = facts_of(plan).stages[plan.groups[0].name].state_bytes
+    state = facts_of(plan).stages[plan.groups[0].name][0].state_bytes
     with pytest.raises(NoFeasiblePlan) as caught:
         plan_of(memory_bytes=state)
     message = str(caught.value)

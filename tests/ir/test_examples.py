@@ -80,7 +80,7 @@ def test_explain_shows_meaning_example_findings_and_change(capsys):
     """All of it in one page; the code may be written in short."""
     assert main(["explain", "rhp412"]) == 0
     page = capsys.readouterr().out
-    assert page.startswith("RHP412: channel order differs\n\nA channel delivers in the order")
+    assert page.startswith("RHP412: channel order differs\n\nA channel is all that one group")
     assert CODES["RHP412"].consequence.split(":")[0] in page
     assert "RHP412.bad.plan:24:3: error[RHP412]: `recv_act 1` would take" in page
     assert "    -  recv_act 0\n    -  F 0\n" in page

@@ -140,7 +140,7 @@ def test_peak_memory_without_send_buffers_is_that_of_a_ledger(
     )
     lanes = lanes_of(plan)
     for name, lane in lanes.items():
-        lives = [x for x in live_spans(lanes, lane, facts) if x.what != "posted sends"]
+        lives = [x for x in live_spans(lanes, lane, (facts,)) if x.what != "posted sends"]
         totals = [
             state_bytes + sum(x.num_bytes for x in lives if x.first <= at <= x.last)
             for at in range(len(lane.body))
@@ -164,7 +164,7 @@ def test_a_posted_send_is_held_until_an_answer_proves_its_arrival():
         lane = lanes[GroupName(0, stage)]
         return [
             (f"{lane.body[x.first].op.mnemonic} {x.number}", x.last)
-            for x in live_spans(lanes, lane, facts)
+            for x in live_spans(lanes, lane, (facts,))
             if x.what == "posted sends"
         ]
 
@@ -191,7 +191,7 @@ def test_the_capacity_is_met_exactly():
     )
     for capacity, expected in ((peak, []), (peak - 1, ["RHP601"])):
         plan = make_plan(memory_bytes=capacity)
-        known = Facts(stages=dict.fromkeys([g.name for g in plan.groups], facts))
+        known = Facts(stages=dict.fromkeys([g.name for g in plan.groups], (facts,)))
         found = verify(parse(print_plan(plan)), facts=known)
         assert [finding.code for finding in found][:1] == expected
 

@@ -365,7 +365,7 @@ def test_small_tensors_pass_where_large_ones_hang():
             weight_input_grad_bytes=0,
             boundary_bytes=plan.batch.tokens * plan.model.hidden * 2,
         )
-        return Facts(stages={group.name: sizes for group in plan.groups})
+        return Facts(stages={group.name: (sizes,) for group in plan.groups})
 
     assert verify(parse(large), transport="eager=4KiB", facts=half_precision) == []
 

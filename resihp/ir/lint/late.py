@@ -200,7 +200,7 @@ def _with_receives_moved(
     )
     changed = msgspec.structs.replace(plan, streams=streams)
     return {
-        name: Lane(lane.group, stream, changed) if lane.stream == stream else lane
+        name: Lane(lane.group, stream, changed, lane.placement) if lane.stream == stream else lane
         for name, lane in view.lanes.items()
     }
 

@@ -2,7 +2,8 @@
 
 Areas run from the ground up (ranges, topology, exactly once, data flow, channel order, progress,
 memory, gradients, adaptation). A later area leaves alone what an earlier one has reported, so
-one mistake gives few findings; none of them crashes on a broken plan.
+one mistake gives few findings; none of them crashes on a broken plan. A schedule names no
+transfers, no reduction and no step, so what is proved about them is left out.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from functools import partial
 from resihp.ir.diagnostics import Diagnostic, Severity
 from resihp.ir.facts import Facts
 from resihp.ir.lanes import Lane, alike, lanes_of
-from resihp.ir.model import GroupName, Plan
+from resihp.ir.model import GroupName, Level, Plan
+from resihp.ir.placement import placement_of
 from resihp.ir.source import Parsed
-from resihp.ir.transport import TRANSPORTS, Transport, parse_transport
+from resihp.ir.transport import EDGE, TRANSPORTS, Transport, parse_transport
 from resihp.ir.verify.adaptation import check_adaptation, check_targets
 from resihp.ir.verify.channels import check_channels
 from resihp.ir.verify.dataflow import check_dataflow
@@ -23,8 +25,11 @@ from resihp.ir.verify.findings import Findings
 from resihp.ir.verify.gradients import check_gradients
 from resihp.ir.verify.memory import check_memory
 from resihp.ir.verify.once import check_once
+from resihp.ir.verify.pairs import check_pairs
+from resihp.ir.verify.params import check_params
 from resihp.ir.verify.progress import check_progress
 from resihp.ir.verify.ranges import check_ranges, check_sizes
+from resihp.ir.verify.report import Report
 from resihp.ir.verify.topology import check_topology
 
 __all__ = ["TRANSPORTS", "check_transport", "has_errors", "verify"]
@@ -50,14 +55,15 @@ def verify(
     `previous` is the plan that ran before: with it the reconfiguration is checked. `facts` are the
     sizes that the memory check needs, or a function that derives them from the plan (called only
     if the layout is sound); memory is checked if the plan also has a memory line. Progress is
-    proved under `transport` (see `resihp.ir.transport`; None: the plan's, or else `edge`); what
-    crosses stages has the `boundary_bytes` of the facts, and without facts tokens * hidden * 4.
+    proved under `transport` (see `resihp.ir.transport`), or else under the one that the plan
+    names, or else under `edge`; what crosses stages has the `boundary_bytes` of the facts, and
+    without facts tokens * hidden * 4.
 
     Raises `UserError` for an unknown transport.
     """
-    name = parsed.plan.transport or "edge" if transport is None else transport
-    queues = parse_transport(name)
-    return _verify(parsed, previous, facts, queues, look_for_swaps=True)
+    named = parsed.plan.transport if transport is None else transport
+    proved_under = EDGE if named is None else parse_transport(named)
+    return _verify(parsed, previous, facts, proved_under, look_for_swaps=True)
 
 
 def _verify(
@@ -72,23 +78,26 @@ def _verify(
     check_sizes(parsed, findings)
     if len(findings):
         return findings.sorted()
-    check_ranges(parsed, findings)
+    placement = placement_of(parsed.plan)
+    check_ranges(parsed, placement, findings)
     check_topology(parsed, findings)
     sound = not findings.has("RHP1", "RHP2")
     needed = sound and (parsed.plan.memory_bytes is not None or transport.kind == "eager")
     known = _known(facts, parsed.plan) if needed else None
     findings.alike = alike(parsed.plan)
     lanes = lanes_of(parsed.plan, findings.alike)
-    work = check_once(parsed, lanes, findings)
-    matched = check_dataflow(parsed, lanes, work, findings)
-    check_channels(parsed, matched, findings)
+    report = Report(parsed, findings)
+    check_pairs(lanes, report)
+    work = check_once(lanes, report)
+    check_channels(check_dataflow(lanes, work, report), report)
+    check_params(lanes, report)
     sizes = _boundary_bytes(parsed.plan, lanes, known) if transport.kind == "eager" else None
     again = partial(_verify, previous=None, facts=known, transport=transport, look_for_swaps=False)
     check_progress(parsed, lanes, transport, sizes, findings, again if look_for_swaps else None)
-    check_gradients(parsed, findings)
+    check_gradients(parsed, placement, findings)
     if known is not None and parsed.plan.memory_bytes is not None:
         check_memory(parsed, lanes, known, findings)
-    if sound:
+    if sound and parsed.plan.level is Level.PLAN:
         check_targets(parsed, findings)
     if previous is not None and sound:
         check_adaptation(parsed, previous, findings)
@@ -106,7 +115,10 @@ def _boundary_bytes(
     derived = plan.batch.tokens * plan.model.hidden * _BOUNDARY_ELEMENT_BYTES
     if facts is None:
         return dict.fromkeys(lanes, derived)
-    return {name: facts.stages[name].boundary_bytes for name in lanes}
+    return {
+        name: max((sizes.boundary_bytes for sizes in facts.stages[name]), default=derived)
+        for name in lanes
+    }
 
 
 def has_errors(findings: Sequence[Diagnostic]) -> bool:

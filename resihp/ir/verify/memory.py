@@ -10,24 +10,27 @@ One rule per instruction, all in bytes of one member of the group:
                 replaces the chunks by the whole tensor
     send        takes a buffer (whole, or this member's chunks) until the stream can know that it
                 was taken: right before it uses something that the peer sent after using it
+    handover    a tensor that is made and used by the same group is kept in between
 
-A posted send whose arrival the stream never learns of is held to the end. This bounds the real
-peak whatever the speed of the others, since it rests on order alone, not on time.
+Each stage of a group has its own sizes; their states add up. An overlapped pair takes what both
+take before it gives anything back. A posted send whose arrival the stream never learns of is held
+to the end. This bounds the real peak whatever the speed of the others, since it rests on order
+alone, not on time. A schedule names no transfers, so it has no buffers.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
-from resihp.ir.expand import chunk_routes
 from resihp.ir.facts import Facts, StageFacts
-from resihp.ir.lanes import EDGES, Edge, Lane, name_of
+from resihp.ir.lanes import BY_TRANSFER, EDGES, Edge, Lane, Task, name_of
 from resihp.ir.model import GroupName, Op
 from resihp.ir.source import Parsed
 from resihp.ir.statements import spell_numbers
+from resihp.ir.transfers import sends_of
 from resihp.ir.verify.findings import Findings
 
 __all__ = ["Live", "check_memory", "live_spans", "peak_bytes", "readable_bytes"]
@@ -53,10 +56,11 @@ def check_memory(
         return
     for name, lane in lanes.items():
         sizes = facts.stages[name]
-        if sizes.state_bytes > capacity:
+        state_bytes = _state_bytes(sizes)
+        if state_bytes > capacity:
             span = parsed.groups[parsed.plan.groups.index(lane.group)]
             message = (
-                f"the state of {name} takes {readable_bytes(sizes.state_bytes)} on "
+                f"the state of {name} takes {readable_bytes(state_bytes)} on "
                 f"{_on(lane)}; the device has {readable_bytes(capacity)}"
             )
             findings.add("RHP602", span, message, replica=name.replica)
@@ -68,7 +72,7 @@ def _check_lane(
     parsed: Parsed,
     lanes: Mapping[GroupName, Lane],
     lane: Lane,
-    sizes: StageFacts,
+    sizes: Sequence[StageFacts],
     capacity: int,
     findings: Findings,
 ) -> None:
@@ -78,42 +82,37 @@ def _check_lane(
     if peak <= capacity:
         return
     at = totals.index(peak)
-    text = _mnemonic(lane, at)
     findings.add(
         "RHP601",
         parsed.streams[lane.stream].span(at),
-        f"{lane.name} needs {readable_bytes(peak)} on {_on(lane)} at `{text}`; the device has "
-        f"{readable_bytes(capacity)}",
-        hint=f"alive here: {_alive(spans, at, sizes.state_bytes)}",
+        f"{lane.name} needs {readable_bytes(peak)} on {_on(lane)} at {lane.text(at)}; the device "
+        f"has {readable_bytes(capacity)}",
+        hint=f"alive here: {_alive(spans, at, _state_bytes(sizes))}",
         replica=lane.name.replica,
     )
 
 
-def peak_bytes(lanes: Mapping[GroupName, Lane], lane: Lane, sizes: StageFacts) -> int:
-    """The most that one member of `lane` needs at any instruction."""
-    return max(_totals(live_spans(lanes, lane, sizes), lane, sizes), default=sizes.state_bytes)
+def peak_bytes(lanes: Mapping[GroupName, Lane], lane: Lane, sizes: Sequence[StageFacts]) -> int:
+    """The most that one member of `lane` needs at any instruction; `sizes` of its stages."""
+    return max(_totals(live_spans(lanes, lane, sizes), lane, sizes), default=_state_bytes(sizes))
 
 
-def _totals(spans: Iterable[Live], lane: Lane, sizes: StageFacts) -> list[int]:
+def _state_bytes(sizes: Sequence[StageFacts]) -> int:
+    return sum(stage.state_bytes for stage in sizes)
+
+
+def _totals(spans: Iterable[Live], lane: Lane, sizes: Sequence[StageFacts]) -> list[int]:
     """Bytes in use at each instruction."""
     change = [0] * (len(lane.body) + 1)
     for live in spans:
         change[live.first] += live.num_bytes
         change[live.last + 1] -= live.num_bytes
-    return [sizes.state_bytes + live for live in accumulate(change[:-1])]
+    return [_state_bytes(sizes) + live for live in accumulate(change[:-1])]
 
 
 def _on(lane: Lane) -> str:
     ranks = spell_numbers(lane.group.ranks)
     return f"rank {ranks}" if lane.group.tp == 1 else f"each of ranks {ranks}"
-
-
-def _mnemonic(lane: Lane, index: int) -> str:
-    micro_batch = lane.micro_batches[index]
-    mnemonic = lane.body[index].op.mnemonic
-    if micro_batch is None:
-        return mnemonic
-    return f"{mnemonic} {name_of(micro_batch, lane.name.replica)}"
 
 
 def _alive(spans: list[Live], at: int, state_bytes: int) -> str:
@@ -129,90 +128,123 @@ def _alive(spans: list[Live], at: int, state_bytes: int) -> str:
     return "; ".join(parts)
 
 
-def live_spans(lanes: Mapping[GroupName, Lane], lane: Lane, sizes: StageFacts) -> Iterator[Live]:
-    """Everything beyond the state that `lane` keeps alive, with its life."""
-    yield from _activations(lane, sizes)
-    for edge in EDGES:
-        upstream = GroupName(lane.name.replica, lane.name.pp - edge.stage_step)
-        if upstream in lanes:
-            yield from _receive_buffers(lane, lanes[upstream], edge, sizes)
-        downstream = GroupName(lane.name.replica, lane.name.pp + edge.stage_step)
-        if downstream in lanes:
-            yield from _send_buffers(lane, lanes[downstream], edge, sizes)
+def live_spans(
+    lanes: Mapping[GroupName, Lane], lane: Lane, sizes: Sequence[StageFacts]
+) -> Iterator[Live]:
+    """Everything beyond the state that `lane` keeps alive, with its life.
+
+    `sizes` are those of the stages that the group runs, ascending.
+    """
+    of_stage = dict(zip(lane.stages, sizes, strict=True))
+    parts = (
+        _activations(lane, of_stage),
+        _handovers(lane, of_stage),
+        _receive_buffers(lanes, lane, of_stage),
+        _send_buffers(lanes, lane, of_stage),
+    )
+    for live in chain.from_iterable(parts):
+        yield live._replace(first=lane.head_of(live.first), last=lane.last_of(live.last))
 
 
-def _activations(lane: Lane, sizes: StageFacts) -> Iterator[Live]:
-    kept = sizes.activation_bytes - sizes.released_by_b_bytes
+def _name(lane: Lane, task: Task) -> str:
+    stage = f"[{task.stage}] " if len(lane.stages) > 1 else ""
+    return f"{stage}{name_of(task, lane.name.replica)}"
+
+
+def _activations(lane: Lane, of_stage: Mapping[int, StageFacts]) -> Iterator[Live]:
     end = len(lane.body) - 1
-    for (op, micro_batch), first in lane.first.items():
+    for (op, task), first in lane.first.items():
         if op is not Op.F:
             continue
-        number = name_of(micro_batch, lane.name.replica)
-        fused = lane.first.get((Op.BW, micro_batch))
-        b = lane.first.get((Op.B, micro_batch), end) if fused is None else fused
-        w = lane.first.get((Op.W, micro_batch), end) if fused is None else fused
+        number, sizes = _name(lane, task), of_stage[task.stage]
+        kept = sizes.activation_bytes - sizes.released_by_b_bytes
+        fused = lane.first.get((Op.BW, task))
+        b = lane.first.get((Op.B, task), end) if fused is None else fused
+        w = lane.first.get((Op.W, task), end) if fused is None else fused
         yield Live("activations", number, sizes.released_by_b_bytes, first, max(b, first))
         yield Live("activations", number, kept, first, max(w, first))
         yield Live("output gradients", number, sizes.weight_input_grad_bytes, b, max(w, b))
 
 
-def _chunk_bytes(boundary_bytes: int, mine: Lane, sender: Lane, receiver: Lane) -> int:
+def _handovers(lane: Lane, of_stage: Mapping[int, StageFacts]) -> Iterator[Live]:
+    if len(lane.stages) == 1:
+        return
+    for edge in EDGES:
+        for (op, task), made in lane.first.items():
+            if op in edge.produce:
+                used = lane.find(edge.consume, task.at(task.stage + edge.stage_step))
+                if used is not None and used > made:
+                    num_bytes = of_stage[task.stage].boundary_bytes
+                    yield Live(f"{edge.what}s in place", _name(lane, task), num_bytes, made, used)
+
+
+def _chunk_bytes(boundary_bytes: int, mine: Lane, other: Lane) -> int:
     """The most that one member of `mine` sends or receives of a scattered tensor."""
-    routes = chunk_routes(sender.group.tp, receiver.group.tp)
-    return boundary_bytes * (len(routes) // mine.group.tp) // len(routes)
+    num_chunks = max(mine.group.tp, other.group.tp)
+    return boundary_bytes * (num_chunks // mine.group.tp) // num_chunks
 
 
-def _receive_buffers(lane: Lane, upstream: Lane, edge: Edge, sizes: StageFacts) -> Iterator[Live]:
-    whole = sizes.boundary_bytes
-    chunks = _chunk_bytes(whole, lane, upstream, lane)
-    for (op, micro_batch), recv in lane.first.items():
-        if op is not edge.recv:
-            continue
-        number = name_of(micro_batch, lane.name.replica)
-        use = lane.find(edge.consume, micro_batch)
+def _transfers(
+    lanes: Mapping[GroupName, Lane], lane: Lane, *, sends: bool
+) -> Iterator[tuple[Edge, Task, int, Lane]]:
+    """The sends, or the receives, of a lane that name another one, which is the last item."""
+    for (op, task), index in lane.first.items():
+        edge = BY_TRANSFER.get(op)
+        if edge is not None and op is (edge.send if sends else edge.recv):
+            far_end = lane.far_end(index)
+            other = None if far_end is None else lanes.get(far_end[0])
+            if other is not None and other is not lane:
+                yield edge, task, index, other
+
+
+def _receive_buffers(
+    lanes: Mapping[GroupName, Lane], lane: Lane, of_stage: Mapping[int, StageFacts]
+) -> Iterator[Live]:
+    for edge, task, recv, sender in _transfers(lanes, lane, sends=False):
+        number, whole = _name(lane, task), of_stage[task.stage].boundary_bytes
+        use = lane.find(edge.consume, task)
         last = len(lane.body) - 1 if use is None or use < recv else use
-        gather = lane.first.get((edge.gather, micro_batch))
+        gather = lane.first.get((edge.gather, task))
         if gather is None or not recv < gather < last:
             yield Live("receive buffers", number, whole, recv, last)
         else:
-            yield Live("receive buffers", number, chunks, recv, gather)
+            yield Live("receive buffers", number, _chunk_bytes(whole, lane, sender), recv, gather)
             yield Live("receive buffers", number, whole, gather, last)
 
 
-def _send_buffers(lane: Lane, downstream: Lane, edge: Edge, sizes: StageFacts) -> Iterator[Live]:
-    whole = sizes.boundary_bytes
-    chunks = _chunk_bytes(whole, lane, lane, downstream)
-    answers = _answers(lane, downstream)
-    for (op, micro_batch), send in lane.first.items():
-        if op is not edge.send:
-            continue
-        taken = downstream.use_of(edge, micro_batch)
-        last = len(lane.body) - 1
+def _send_buffers(
+    lanes: Mapping[GroupName, Lane], lane: Lane, of_stage: Mapping[int, StageFacts]
+) -> Iterator[Live]:
+    uses = {transfer.send: transfer.use for transfer in sends_of(lanes, lane)}
+    answers: dict[GroupName, list[tuple[int, int]]] = {}
+    for edge, task, send, receiver in _transfers(lanes, lane, sends=True):
+        num_bytes = of_stage[task.stage].boundary_bytes
+        if (edge.scatter, task) in lane.first:
+            num_bytes = _chunk_bytes(num_bytes, lane, receiver)
+        if receiver.name not in answers:
+            answers[receiver.name] = _answers(lanes, lane, receiver)
+        last, taken = len(lane.body) - 1, uses.get(send)
         if taken is not None:
-            last = _first_answer(answers, taken, send, last)
-        cut = (edge.scatter, micro_batch) in lane.first
-        number = name_of(micro_batch, lane.name.replica)
-        yield Live("posted sends", number, chunks if cut else whole, send, last)
+            last = _first_answer(answers[receiver.name], taken, send, last)
+        yield Live("posted sends", _name(lane, task), num_bytes, send, last)
 
 
-def _answers(lane: Lane, peer: Lane) -> list[tuple[int, int]]:
+def _answers(lanes: Mapping[GroupName, Lane], lane: Lane, peer: Lane) -> list[tuple[int, int]]:
     """(send in `peer`, its use in `lane`) of all that `peer` sends here, in send order.
 
     A receive is only posted where it stands; what it brings is here for sure where it is used.
     """
-    step = lane.name.pp - peer.name.pp
-    back = next(edge for edge in EDGES if edge.stage_step == step)
     return sorted(
-        (index, use)
-        for (op, micro_batch), index in peer.first.items()
-        if op is back.send and (use := lane.use_of(back, micro_batch)) is not None
+        (transfer.send, lane.head_of(transfer.use))
+        for transfer in sends_of(lanes, peer)
+        if transfer.receiver == lane.name and transfer.use is not None
     )
 
 
 def _first_answer(answers: list[tuple[int, int]], taken: int, send: int, end: int) -> int:
     """Right before the first use after `send` of what the peer sent after index `taken`."""
     start = bisect_right(answers, (taken, end + 1))
-    return next((use - 1 for _, use in answers[start:] if use > send), end)
+    return next((use - 1 for _, use in islice(answers, start, None) if use > send), end)
 
 
 def readable_bytes(num_bytes: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from resihp.ir.diagnostics import Diagnostic, Related, Span
-from resihp.ir.lanes import Lane, name_of
+from resihp.ir.lanes import Lane
 from resihp.ir.model import GroupName
 from resihp.ir.source import Parsed
 from resihp.ir.timeline import UNIT_COST, Player
@@ -59,7 +59,10 @@ def check_progress(
             swap = find_swap(parsed, lanes, circle, in_circles, verify)
             if swap is not None:
                 lane = next(lane for lane in lanes.values() if lane.stream == swap.stream)
-                ends = (_instr(parsed, lane, index) for index in swap[1:])
+                ends = (
+                    f"{lane.text(at)} (line {parsed.streams[lane.stream].span(at).line})"
+                    for at in swap[1:]
+                )
                 also = ", in each replica" if len(streams_of(parsed.plan, swap)) > 1 else ""
                 hint = f"swap {' and '.join(ends)}{also}: the circle is gone"
         _report(parsed, lanes, transport, stuck, circle, hint, findings)
@@ -91,8 +94,10 @@ def _report(
         owner = "" if whose else f" of {awaited.name}"
         what = f"{whose}{_text(lanes, awaited)}{owner} (line {place(awaited).line})"
         order = "is queued behind" if link.queued else "comes after"
-        target = f"{_text(lanes, link.target)} (line {place(link.target).line})"
-        related.append(Related(f"{who} here for {what}, which {order} {target}", place(source)))
+        then = f"{order} {_text(lanes, link.target)} (line {place(link.target).line})"
+        if lanes[awaited.name].head_of(awaited.position) == link.target.position:
+            then = "waits itself"
+        related.append(Related(f"{who} here for {what}, which {then}", place(source)))
     names = [circle[0].source.name]
     for link in circle:
         if link.target.name != names[-1]:
@@ -110,15 +115,4 @@ def _report(
 
 
 def _text(lanes: Mapping[GroupName, Lane], at: At) -> str:
-    """The instruction as it reads in its stream."""
-    lane = lanes[at.name]
-    micro_batch = lane.micro_batches[at.position]
-    mnemonic = lane.body[at.position].op.mnemonic
-    if micro_batch is None:
-        return f"`{mnemonic}`"
-    return f"`{mnemonic} {name_of(micro_batch, lane.name.replica)}`"
-
-
-def _instr(parsed: Parsed, lane: Lane, index: int) -> str:
-    line = parsed.streams[lane.stream].span(index).line
-    return f"{_text({lane.name: lane}, At(lane.name, index))} (line {line})"
+    return lanes[at.name].text_of_pair(at.position)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
+
 from resihp.ir.diagnostics import Related, Span
-from resihp.ir.model import GroupName, LayerRange, Move, Plan, Reshard
+from resihp.ir.model import GroupName, Instr, LayerRange, Move, Plan, Reshard, Stream
+from resihp.ir.placement import Placement
 from resihp.ir.source import Parsed
+from resihp.ir.statements import spell_instr
 from resihp.ir.verify.findings import Findings, listed
 
 __all__ = ["MAX_INSTRUCTIONS", "MAX_WORLD", "check_ranges", "check_sizes"]
@@ -55,6 +61,13 @@ def check_sizes(parsed: Parsed, findings: Findings) -> None:
             parsed.statement("mesh"),
             f"the mesh has {mesh.world} ranks; at most {MAX_WORLD} are verified",
         )
+    elif sum(_ranges_of_positions(plan).values()) * mesh.dp > MAX_WORLD:
+        findings.add(
+            "RHP108",
+            parsed.statement("mesh"),
+            f"the groups hold more ranges of layers than {MAX_WORLD // mesh.dp}, the most that are "
+            f"verified for {mesh.dp} replicas",
+        )
     elif _num_instructions(plan) > MAX_INSTRUCTIONS:
         findings.add(
             "RHP108",
@@ -75,16 +88,24 @@ def _check_stream_lengths(parsed: Parsed, findings: Findings) -> None:
             )
 
 
+def _ranges_of_positions(plan: Plan) -> dict[int, int]:
+    """Stages at each position, as the group there that has most of them says."""
+    ranges: dict[int, int] = {}
+    for group in plan.groups:
+        ranges[group.pp] = max(ranges.get(group.pp, 0), len(group.layers))
+    return ranges
+
+
 def _num_instructions(plan: Plan) -> int:
     return sum(len(stream.replicas) * len(stream.body) for stream in plan.streams)
 
 
-def check_ranges(parsed: Parsed, findings: Findings) -> None:
-    """RHP101 to RHP107."""
+def check_ranges(parsed: Parsed, placement: Placement, findings: Findings) -> None:
+    """RHP101 to RHP107 and RHP109."""
     _check_ranks(parsed, findings)
     _check_groups(parsed, findings)
     _check_streams(parsed, findings)
-    _check_bodies(parsed, findings)
+    _check_bodies(parsed, placement, findings)
     _check_sources(parsed, findings)
 
 
@@ -109,7 +130,8 @@ def _check_place(parsed: Parsed, findings: Findings, span: Span, name: GroupName
         findings.add(
             "RHP102",
             span,
-            f"{name} is outside the mesh: replicas are 0..{mesh.dp - 1}, stages 0..{mesh.pp - 1}",
+            f"{name} is outside the mesh: replicas are 0..{mesh.dp - 1}, positions "
+            f"0..{mesh.pp - 1}",
         )
 
 
@@ -120,6 +142,7 @@ def _check_layers(parsed: Parsed, findings: Findings, span: Span, layers: LayerR
             "RHP103",
             parsed.attribute(span, "layers"),
             f"the model has layers 0..{num_layers - 1}, not {layers}",
+            detail=layers,
         )
 
 
@@ -127,7 +150,8 @@ def _check_groups(parsed: Parsed, findings: Findings) -> None:
     seen: dict[GroupName, Span] = {}
     for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
         _check_place(parsed, findings, span, group.name)
-        _check_layers(parsed, findings, span, group.sole_layers)
+        for layers in group.layers:
+            _check_layers(parsed, findings, span, layers)
         first = seen.setdefault(group.name, span)
         if first != span:
             findings.add(
@@ -163,25 +187,69 @@ def _check_streams(parsed: Parsed, findings: Findings) -> None:
             listed_here.add(replica)
 
 
-def _check_bodies(parsed: Parsed, findings: Findings) -> None:
-    """Micro-batches and homes. Streams with the same text share a body: looked at once."""
-    batch, mesh = parsed.plan.batch, parsed.plan.mesh
-    suspects: dict[int, list[int]] = {}
+def _check_bodies(parsed: Parsed, placement: Placement, findings: Findings) -> None:
+    """Micro-batches, homes, peers and stages. Streams with the same text are looked at once."""
+    suspects: dict[tuple[int, int], list[int]] = {}
     for stream, source in zip(parsed.plan.streams, parsed.streams, strict=True):
-        if id(stream.body) not in suspects:
-            suspects[id(stream.body)] = [
-                index
-                for index, instr in enumerate(stream.body)
-                if (instr.microbatch or 0) >= batch.microbatches or (instr.home or 0) >= mesh.dp
-            ]
-        for index in suspects[id(stream.body)]:
-            instr, span = stream.body[index], source.span(index)
-            if instr.microbatch is not None and instr.microbatch >= batch.microbatches:
-                message = f"micro-batch {instr.microbatch} does not exist"
-                findings.add("RHP104", span, f"{message}; they are 0..{batch.microbatches - 1}")
-            if instr.home is not None and instr.home >= mesh.dp:
-                message = f"replica {instr.home} does not exist"
-                findings.add("RHP105", span, f"{message}; they are 0..{mesh.dp - 1}")
+        key = id(stream.body), stream.pp
+        if key not in suspects:
+            suspects[key] = list(_suspects(parsed.plan, placement, stream))
+        for index in suspects[key]:
+            _check_instr(parsed.plan, stream.body[index], source.span(index), findings)
+            held = placement.stages.get(stream.pp, ())
+            _check_stage(held, stream.body[index], source.span(index), findings)
+
+
+def _suspects(plan: Plan, placement: Placement, stream: Stream) -> Iterator[int]:
+    """Instructions with something out of range."""
+    num_micro_batches, dp = plan.batch.microbatches, plan.mesh.dp
+    held = placement.stages.get(stream.pp, ())
+    fine = {None, *held} if len(held) <= 1 else set(held)
+    for index, instr in enumerate(stream.body):
+        if (
+            (instr.microbatch or 0) >= num_micro_batches
+            or (instr.home or 0) >= dp
+            or (instr.peer or 0) >= dp
+            or (instr.stage not in fine and held and instr.op.has_stage)
+        ):
+            yield index
+
+
+def _check_instr(plan: Plan, instr: Instr, span: Span, findings: Findings) -> None:
+    """RHP102, RHP104 and RHP105."""
+    num_micro_batches, dp = plan.batch.microbatches, plan.mesh.dp
+    if instr.microbatch is not None and instr.microbatch >= num_micro_batches:
+        message = f"micro-batch {instr.microbatch} does not exist"
+        findings.add("RHP104", span, f"{message}; they are 0..{num_micro_batches - 1}")
+    if instr.home is not None and instr.home >= dp:
+        message = f"replica {instr.home} does not exist"
+        findings.add("RHP105", span, f"{message}; they are 0..{dp - 1}")
+    if instr.peer is not None and instr.peer >= dp:
+        message = f"dp{instr.peer} is outside the mesh: replicas are 0..{dp - 1}"
+        findings.add("RHP102", span, message)
+
+
+def _check_stage(held: tuple[int, ...], instr: Instr, span: Span, findings: Findings) -> None:
+    """RHP109; `held` are the stages of the position, none where nobody has said them."""
+    if not held or not instr.op.has_stage:
+        return
+    here = f"stage {held[0]}" if len(held) == 1 else f"stages {listed(list(held))}"
+    if instr.stage is None and len(held) > 1:
+        stages = " or ".join(
+            f"`{spell_instr(msgspec.structs.replace(instr, stage=stage))}`" for stage in held[:4]
+        )
+        findings.add(
+            "RHP109",
+            span,
+            f"`{spell_instr(instr)}` does not say its stage; this stream runs {here}",
+            hint=f"write {stages}",
+        )
+    elif instr.stage is not None and instr.stage not in held:
+        findings.add(
+            "RHP109",
+            span,
+            f"`{spell_instr(instr)}`: stage {instr.stage} is not here; this stream runs {here}",
+        )
 
 
 def _check_sources(parsed: Parsed, findings: Findings) -> None:

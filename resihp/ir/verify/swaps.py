@@ -25,7 +25,7 @@ _MOST_INSTRUCTIONS = 20_000
 
 
 class Swap(NamedTuple):
-    """Instructions `first < second` of a stream, and of all of its stage that read the same."""
+    """Instructions `first < second` of a stream, and of all of its position that read the same."""
 
     stream: int
     first: int
@@ -53,7 +53,9 @@ def find_swap(
         twins = streams_of(parsed.plan, swap)
         plan = _swapped(parsed.plan, swap, twins)
         changed = {
-            name: Lane(lane.group, lane.stream, plan) if lane.stream in twins else lane
+            name: Lane(lane.group, lane.stream, plan, lane.placement)
+            if lane.stream in twins
+            else lane
             for name, lane in lanes.items()
         }
         if not in_circles(changed) <= others:
@@ -106,6 +108,13 @@ def _candidates(lanes: Mapping[GroupName, Lane], circle: Sequence[Link]) -> Iter
                 pairs = [(awaited - 1, awaited), (blocker, blocker + 1), (blocker - 1, blocker)]
             for first, second in pairs:
                 swap = Swap(lane.stream, first, second)
-                if 0 <= first < second < len(lane.body) and swap not in seen:
+                if _is_possible(lane, first, second) and swap not in seen:
                     seen.add(swap)
                     yield swap
+
+
+def _is_possible(lane: Lane, first: int, second: int) -> bool:
+    """Whether both exist and neither is overlapped with another."""
+    if not 0 <= first < second < len(lane.body):
+        return False
+    return all(at not in lane.pairs and at - 1 not in lane.pairs for at in (first, second))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from resihp.ir.diagnostics import Related, Span
-from resihp.ir.model import Group, GroupName, Plan
+from resihp.ir.model import Group, GroupName, LayerRange, Plan
 from resihp.ir.source import Parsed
 from resihp.ir.verify.findings import Findings, listed
 
@@ -13,12 +14,11 @@ __all__ = ["check_topology"]
 
 
 def check_topology(parsed: Parsed, findings: Findings) -> None:
-    """RHP201 to RHP208."""
+    """RHP201 to RHP207."""
     _check_each_rank_once(parsed, findings)
     _check_tp_degrees(parsed, findings)
     _check_layers(parsed, findings)
     _check_streams(parsed, findings)
-    _check_replicas(parsed, findings)
 
 
 def _places(parsed: Parsed) -> Iterator[tuple[int, str, Span]]:
@@ -82,36 +82,64 @@ def _why_not_degree(plan: Plan, degree: int) -> str | None:
 
 
 def _check_layers(parsed: Parsed, findings: Findings) -> None:
-    """All groups of a stage agree, and the stages cover all layers in order."""
-    stages: dict[int, tuple[Group, Span]] = {}
+    """All groups of a position agree, and the stages cover all layers, each once."""
+    positions: dict[int, tuple[Group, Span]] = {}
     for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
-        first, first_line = stages.setdefault(group.pp, (group, span))
+        first, first_line = positions.setdefault(group.pp, (group, span))
         if first.layers != group.layers:
             findings.add(
                 "RHP204",
                 parsed.attribute(span, "layers"),
-                f"{group.name} holds layers {group.sole_layers}, but {first.name} of the same "
-                f"stage holds {first.sole_layers}",
+                f"{group.name} holds layers {_spell(group)}, but {first.name} at the same position "
+                f"holds {_spell(first)}",
                 related=(Related(f"{first.name} is here", first_line),),
             )
+    stages = sorted((layers, span) for group, span in positions.values() for layers in group.layers)
+    _check_ascending(parsed, positions, findings)
+    _check_covered(parsed, stages, findings)
+
+
+def _spell(group: Group) -> str:
+    return ",".join(map(str, group.layers))
+
+
+def _check_ascending(
+    parsed: Parsed, positions: dict[int, tuple[Group, Span]], findings: Findings
+) -> None:
+    """RHP205 for a group whose stages are not in the order of their layers."""
+    for group, span in positions.values():
+        for before, after in pairwise(group.layers):
+            if after < before:
+                findings.add(
+                    "RHP205",
+                    parsed.attribute(span, "layers"),
+                    f"the stages of {group.name} are not in order: {after} stands after {before}",
+                    detail="order",
+                )
+                break
+
+
+def _check_covered(
+    parsed: Parsed, stages: list[tuple[LayerRange, Span]], findings: Findings
+) -> None:
+    """RHP205 for gaps and overlaps."""
+    num_layers = parsed.plan.model.layers
     expected = 0
-    for stage in sorted(stages):
-        group, span = stages[stage]
-        if group.sole_layers.first != expected:
+    for stage, (layers, span) in enumerate(stages):
+        if layers.first != expected:
             findings.add(
                 "RHP205",
                 parsed.attribute(span, "layers"),
-                f"stage {stage} starts with layer {group.sole_layers.first}; layer {expected} "
-                "comes next",
+                f"stage {stage} starts with layer {layers.first}; layer {expected} comes next",
+                detail=stage,
             )
-        expected = group.sole_layers.last + 1
-    num_layers = parsed.plan.model.layers
+        expected = layers.last + 1
     if not stages:
         findings.add("RHP205", parsed.statement("mesh"), "the plan has no group")
     elif expected < num_layers:
         findings.add(
             "RHP205",
-            parsed.attribute(stages[max(stages)][1], "layers"),
+            parsed.attribute(stages[-1][1], "layers"),
             f"the last stage ends with layer {expected - 1}; the model has layers "
             f"0..{num_layers - 1}",
             detail="end",
@@ -138,22 +166,3 @@ def _check_streams(parsed: Parsed, findings: Findings) -> None:
                     f"there is no group {name} to run this stream",
                     replica=replica,
                 )
-
-
-def _check_replicas(parsed: Parsed, findings: Findings) -> None:
-    plan = parsed.plan
-    stages: dict[int, set[int]] = {}
-    first: dict[int, Span] = {}
-    for span, group in zip(parsed.groups, plan.groups, strict=True):
-        if group.replica < plan.mesh.dp:
-            stages.setdefault(group.replica, set()).add(group.pp)
-            first.setdefault(group.replica, span)
-    for replica, held in stages.items():
-        missing = [stage for stage in range(plan.mesh.pp) if stage not in held]
-        if missing:
-            findings.add(
-                "RHP208",
-                first[replica],
-                f"replica {replica} has no group for stage {listed(missing)}",
-                hint="give it one, or take the replica out and let others run its micro-batches",
-            )

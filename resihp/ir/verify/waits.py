@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from resihp.ir.model import GroupName
-from resihp.ir.timeline import Player, meeting_of
+from resihp.ir.timeline import Player
 from resihp.ir.transfers import At, Transfer
 
 __all__ = ["Link", "circles"]
@@ -50,10 +50,11 @@ def _links(player: Player, stuck: dict[GroupName, int]) -> dict[At, list[Link]]:
 
 def _links_of(player: Player, stuck: dict[GroupName, int], source: At) -> Iterator[Link]:
     name, index = source
-    needed = player.needs[name].get(index)
-    meeting = meeting_of(player.lanes[name], index)
-    if needed is not None and needed.done is None:
-        yield from _transfer_links(player, stuck, source, needed)
+    missing = [need for need in player.needs[name].get(index, ()) if need.done is None]
+    meeting = player.lanes[name].meeting(index)
+    if missing:
+        for needed in missing:
+            yield from _transfer_links(player, stuck, source, needed)
     elif meeting is not None:
         for other, at in player.members[meeting].items():
             if stuck.get(other, at) < at:
