@@ -6,12 +6,16 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from resihp.ir.diagnostics import Span
 from resihp.ir.lines import BLANKS, code_of
 from resihp.ir.model import Plan
+
+if TYPE_CHECKING:
+    from resihp.ir.arrays import Arrays
 
 __all__ = ["BodyPlaces", "Parsed", "Places", "StreamSource", "instruction_columns"]
 
@@ -88,6 +92,13 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def lines(self) -> list[str]:
         """The text line by line, split when first asked for."""
         return self.text.split("\n")
+
+    @cached_property
+    def arrays(self) -> Arrays | None:
+        """The plan as arrays, made when first asked for; see `resihp.ir.arrays`."""
+        from resihp.ir.arrays import arrays_of  # imports numpy
+
+        return arrays_of(self.plan)
 
     def statement(self, keyword: str) -> Span:
         """Place of the line that starts with `keyword`; the first line where none does."""

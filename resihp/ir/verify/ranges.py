@@ -13,7 +13,7 @@ from resihp.ir.source import Parsed
 from resihp.ir.statements import spell_instr
 from resihp.ir.verify.findings import Findings, listed
 
-__all__ = ["MAX_INSTRUCTIONS", "MAX_WORLD", "check_ranges", "check_sizes"]
+__all__ = ["MAX_INSTRUCTIONS", "MAX_WORLD", "check_bodies", "check_ranges", "check_sizes"]
 
 MAX_WORLD = 1 << 20
 """Largest mesh that is verified, in ranks."""
@@ -100,12 +100,11 @@ def _num_instructions(plan: Plan) -> int:
     return sum(len(stream.replicas) * len(stream.body) for stream in plan.streams)
 
 
-def check_ranges(parsed: Parsed, placement: Placement, findings: Findings) -> None:
-    """RHP101 to RHP107 and RHP109."""
+def check_ranges(parsed: Parsed, findings: Findings) -> None:
+    """RHP101 to RHP103, RHP106 and RHP107, outside of the streams' bodies."""
     _check_ranks(parsed, findings)
     _check_groups(parsed, findings)
     _check_streams(parsed, findings)
-    _check_bodies(parsed, placement, findings)
     _check_sources(parsed, findings)
 
 
@@ -187,8 +186,8 @@ def _check_streams(parsed: Parsed, findings: Findings) -> None:
             listed_here.add(replica)
 
 
-def _check_bodies(parsed: Parsed, placement: Placement, findings: Findings) -> None:
-    """Micro-batches, homes, peers and stages. Streams with the same text are looked at once."""
+def check_bodies(parsed: Parsed, placement: Placement, findings: Findings) -> None:
+    """RHP102, RHP104, RHP105 and RHP109. Streams with the same text are looked at once."""
     suspects: dict[tuple[int, int], list[int]] = {}
     for stream, source in zip(parsed.plan.streams, parsed.streams, strict=True):
         key = id(stream.body), stream.pp

@@ -1,0 +1,134 @@
+"""Progress under `edge`: every stream reaches its end.
+
+Only two kinds of instructions wait: those that use a message, for its send, and `reduce_grads`,
+for all streams of its stage. A stream between two of these needs nobody, so it is enough to move
+along the waiting instructions. One of them may go on once the sender has come past as many
+waiting instructions as stand before the send. Wide plans are moved in rounds, all lanes at once;
+narrow and deep ones lane by lane. An overlapped pair waits for the inputs of both instructions;
+so does the second after the first, since nothing is sent in between.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from resihp.ir.arrays import Ints, Lanes
+
+__all__ = ["Meetings", "prove_progress"]
+
+_NODES_PER_ROUND = 24
+"""So many waiting instructions, one by one, take as long as a round of all lanes."""
+_NEVER = 1 << 40
+
+
+class Meetings(NamedTuple):
+    """All `reduce_grads`, one entry each."""
+
+    at: Ints
+    """Index of the instruction."""
+    lane: Ints
+    stage: Ints
+
+
+class _Nodes(NamedTuple):
+    """Waiting instructions, lane after lane; each lane ends with one that waits for ever."""
+
+    first: Ints
+    """First node of each lane, and at the end the number of all."""
+    awaited: Ints
+    """Lane that each node waits for; numbers after the lanes are stages that reduce."""
+    until: Ints
+    """Node that the awaited lane must have come to."""
+    meeting: Ints
+    """Node of each `reduce_grads`."""
+
+
+def prove_progress(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> bool:
+    """Whether no stream waits for ever.
+
+    `sent` are indices of instructions after which a tensor is on its way, `use` those of the
+    instructions that wait for it.
+    """
+    nodes = _nodes(lanes, sent, use, meetings)
+    num_stages = int(meetings.stage.max(initial=-1)) + 1
+    # The node that each lane waits at, then a 1 for each stage that has met.
+    at = np.concatenate((nodes.first[:-1], np.zeros(num_stages, np.intp)))
+    if not _in_rounds(nodes, meetings, at):
+        _one_by_one(nodes, np.bincount(meetings.stage).tolist(), at)
+    return np.array_equal(at[: lanes.num], nodes.first[1:] - 1)
+
+
+def _nodes(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> _Nodes:
+    waits = np.zeros(lanes.num_instrs, np.intp)
+    waits[use] = 1
+    waits[meetings.at] = 1
+    before = np.concatenate(([0], np.cumsum(waits)))
+    first = before[lanes.start] + np.arange(lanes.num + 1)
+    # From here on with the last nodes of the lanes before.
+    before[:-1] += np.repeat(np.arange(lanes.num), np.diff(lanes.start))
+    awaited = np.zeros(int(first[-1]), np.intp)
+    until = np.full(len(awaited), _NEVER)
+    user, meeting = before[use], before[meetings.at]
+    until[user] = before[sent] + waits[sent]
+    awaited[user] = np.searchsorted(first, until[user], "right") - 1
+    awaited[meeting] = lanes.num + meetings.stage
+    until[meeting] = 1
+    return _Nodes(first, awaited, until, meeting)
+
+
+def _in_rounds(nodes: _Nodes, meetings: Meetings, at: Ints) -> bool:
+    """Move every lane that can by a node, again and again; False where that is the slower way."""
+    num_lanes = len(nodes.first) - 1
+    lanes = at[:num_lanes]
+    budget = len(nodes.until) // _NODES_PER_ROUND
+    if int(np.diff(nodes.first).max()) > budget:
+        return False
+    while budget > 0:
+        goes_on = at[nodes.awaited[lanes]] >= nodes.until[lanes]
+        budget -= 1
+        if goes_on.any():
+            lanes += goes_on
+            continue
+        budget -= len(meetings.at) // _NODES_PER_ROUND
+        if not _meet(nodes, meetings, at):
+            return True
+    return False
+
+
+def _meet(nodes: _Nodes, meetings: Meetings, at: Ints) -> bool:
+    """Let stages go on whose lanes have all come to their `reduce_grads`; whether any could."""
+    num_lanes = len(nodes.first) - 1
+    late = at[meetings.lane] < nodes.meeting
+    missing = np.bincount(meetings.stage, late, len(at) - num_lanes)
+    opened = (missing == 0) & (at[num_lanes:] == 0)
+    at[num_lanes:] += opened
+    return bool(opened.any())
+
+
+def _one_by_one(nodes: _Nodes, num_members: list[int], at: Ints) -> None:
+    """Move each lane as far as it goes, and then those that waited for it."""
+    awaited: list[int] = nodes.awaited.tolist()
+    until: list[int] = nodes.until.tolist()
+    here: list[int] = at.tolist()
+    num_lanes = len(nodes.first) - 1
+    waiting: list[list[tuple[int, int]]] = [[] for _ in here]
+    """For each lane or stage a heap of those that wait for it: (until where, lane)."""
+    ready = list(range(num_lanes))
+    while ready:
+        lane = ready.pop()
+        node = here[lane]
+        while here[awaited[node]] >= until[node]:
+            node += 1
+        here[lane] = node
+        for_me = waiting[lane]
+        while for_me and for_me[0][0] <= node:
+            ready.append(heappop(for_me)[1])
+        there = awaited[node]
+        heappush(waiting[there], (until[node], lane))
+        if there >= num_lanes and len(waiting[there]) == num_members[there - num_lanes]:
+            here[there] = 1
+            ready += (member for _, member in waiting[there])
+    at[:] = here
