@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
 from resihp.compiler.facts import facts_of
 from resihp.compiler.sources import spell_layers
-from resihp.ir.lanes import lanes_of
+from resihp.ir.lanes import alike, lanes_of
 from resihp.ir.model import Group, GroupName, Plan
 from resihp.ir.verify.memory import peak_bytes
 
@@ -36,34 +34,17 @@ def oversized(plan: Plan) -> list[Oversized]:
     if capacity is None:
         return []
     facts = facts_of(plan).stages
-    twin = _twins(plan)
     # Replicas that are alike have the same peaks, so one of each kind is enough to look at.
-    distinct = tuple(group for group in plan.groups if twin[group.replica] == group.replica)
-    lanes = lanes_of(msgspec.structs.replace(plan, groups=distinct))
+    kinds = alike(plan)
+    lanes = lanes_of(plan, kinds)
     peaks = {name: peak_bytes(lanes, lane, facts[name]) for name, lane in lanes.items()}
-    needed = {g.name: peaks[GroupName(twin[g.replica], g.pp)] for g in plan.groups}
+    first_of = {replica: first for first, others in kinds.items() for replica in others}
+    needed = {g.name: peaks[GroupName(first_of[g.replica], g.pp)] for g in plan.groups}
     return [
         Oversized(group, needed[group.name], capacity)
         for group in plan.groups
         if needed[group.name] > capacity
     ]
-
-
-def _twins(plan: Plan) -> dict[int, int]:
-    """For each replica the first one that has the same degrees and the same streams."""
-    stream_of = {
-        GroupName(replica, stream.pp): index
-        for index, stream in enumerate(plan.streams)
-        for replica in stream.replicas
-    }
-    kinds: dict[int, list[tuple[int, int, int]]] = {}
-    for group in plan.groups:
-        kind = (group.pp, group.tp, stream_of[group.name])
-        kinds.setdefault(group.replica, []).append(kind)
-    first: dict[tuple[tuple[int, int, int], ...], int] = {}
-    return {
-        replica: first.setdefault(tuple(sorted(kind)), replica) for replica, kind in kinds.items()
-    }
 
 
 def _mib(num_bytes: int) -> str:

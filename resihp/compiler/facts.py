@@ -22,10 +22,11 @@ only inside one instruction is not counted.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Batch, Group, LayerRange, ModelShape, Op, Plan, Stream
+from resihp.ir.model import Batch, GroupName, LayerRange, ModelShape, Op, Plan, Stream
 from resihp.ir.placement import Placement, placement_of
 from resihp.ir.reshard import ShardLoad, ShardMove
 
@@ -37,17 +38,24 @@ BYTES_PER_ELEMENT = 4
 def facts_of(plan: Plan) -> Facts:
     """Sizes of every group of `plan`, verified or not."""
     placement = placement_of(plan)
-    partials = [(stream, _partials_of(plan, placement, stream)) for stream in plan.streams]
-    return Facts(stages={group.name: _group_facts(plan, group, partials) for group in plan.groups})
+    partials: dict[GroupName, dict[int, int]] = {}
+    for stream in plan.streams:
+        peaks = _partials_of(plan, placement, stream)
+        for replica in stream.replicas:
+            partials.setdefault(GroupName(replica, stream.pp), peaks)
 
+    @cache
+    def sizes(layers: LayerRange, tp: int, num_partials: int) -> StageFacts:
+        return stage_facts(plan.model, plan.batch, layers, tp, num_partials)
 
-def _group_facts(
-    plan: Plan, group: Group, partials: list[tuple[Stream, tuple[int, ...]]]
-) -> tuple[StageFacts, ...]:
-    counts = _partials_at(group, partials)
-    return tuple(
-        stage_facts(plan.model, plan.batch, layers, group.tp, counts[at] if at < len(counts) else 1)
-        for at, layers in enumerate(group.layers)
+    return Facts(
+        stages={
+            group.name: tuple(
+                sizes(layers, group.tp, partials.get(group.name, {}).get(at, 1))
+                for at, layers in enumerate(group.layers)
+            )
+            for group in plan.groups
+        }
     )
 
 
@@ -130,8 +138,8 @@ def peak_partials(done: Iterable[MicroBatch], num_microbatches: int) -> int:
     return peak
 
 
-def _partials_of(plan: Plan, placement: Placement, stream: Stream) -> tuple[int, ...]:
-    """Of each stage of the stream."""
+def _partials_of(plan: Plan, placement: Placement, stream: Stream) -> dict[int, int]:
+    """Of each stage of the stream, the first of its group as 0."""
     home = stream.replicas[0] if stream.replicas else 0
     done: dict[int | None, list[MicroBatch]] = {}
     for instr in stream.body:
@@ -139,22 +147,10 @@ def _partials_of(plan: Plan, placement: Placement, stream: Stream) -> tuple[int,
             stage = placement.stage_of(stream.pp, instr)
             micro_batch = MicroBatch(home if instr.home is None else instr.home, instr.microbatch)
             done.setdefault(stage, []).append(micro_batch)
-    return tuple(
-        peak_partials(done.get(stage, ()), plan.batch.microbatches)
-        for stage in placement.stages.get(stream.pp, ())
-    )
-
-
-def _partials_at(group: Group, partials: list[tuple[Stream, tuple[int, ...]]]) -> tuple[int, ...]:
-    """Of the group's stream; nothing where a faulty plan has none."""
-    return next(
-        (
-            counts
-            for stream, counts in partials
-            if stream.pp == group.pp and group.replica in stream.replicas
-        ),
-        (),
-    )
+    return {
+        at: peak_partials(done.get(stage, ()), plan.batch.microbatches)
+        for at, stage in enumerate(placement.stages.get(stream.pp, ()))
+    }
 
 
 def _share(size: int, tp: int) -> int:

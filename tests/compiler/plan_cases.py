@@ -8,6 +8,7 @@ from resihp.compiler import Work, facts_of, initial_plan
 from resihp.ir.diagnostics import Diagnostic
 from resihp.ir.model import Batch, GroupName, Mesh, ModelShape, Op, Plan
 from resihp.ir.parser import parse
+from resihp.ir.placement import placement_of
 from resihp.ir.printer import print_plan
 from resihp.ir.reshard import transfers
 from resihp.ir.statements import spell_instr
@@ -33,7 +34,7 @@ def plan_of(
     memory_bytes: int | None = 1 << 30,
 ) -> Plan:
     return initial_plan(
-        model_of(),
+        model_of(layers=max(6, 2 * pp)),
         Mesh(tp=tp, pp=pp, dp=dp),
         Batch(microbatches=microbatches, tokens=32),
         schedule=schedule,
@@ -96,7 +97,8 @@ def chunks_by_rank(plan: Plan) -> dict[int, dict[int, set[int]]]:
     return {
         rank: {
             layer: set(range(index * share[group.name], (index + 1) * share[group.name]))
-            for layer in range(group.sole_layers.first, group.sole_layers.last + 1)
+            for first, last in group.layers
+            for layer in range(first, last + 1)
         }
         for group in plan.groups
         for index, rank in enumerate(group.ranks)
@@ -125,12 +127,15 @@ def lacking(previous: Plan, plan: Plan) -> set[tuple[int, int, int]]:
 def work_of(plan: Plan) -> dict[tuple[int, int, int], int]:
     """(stage, home, number) -> how often its weight gradient is computed."""
     counts: dict[tuple[int, int, int], int] = {}
+    placement = placement_of(plan)
     for stream in plan.streams:
         for replica in stream.replicas:
             for instr in stream.body:
                 if instr.op in (Op.W, Op.BW):
                     assert instr.microbatch is not None
                     home = replica if instr.home is None else instr.home
-                    key = (stream.pp, home, instr.microbatch)
+                    stage = placement.stage_of(stream.pp, instr)
+                    assert stage is not None
+                    key = (stage, home, instr.microbatch)
                     counts[key] = counts.get(key, 0) + 1
     return counts

@@ -19,11 +19,20 @@ from plan_cases import (
     work_of,
 )
 
-from resihp.compiler import adapt, facts_of, initial_plan
+from resihp.compiler import (
+    SCHEDULES,
+    adapt,
+    facts_of,
+    home_work,
+    initial_plan,
+    lower,
+    ordered,
+)
 from resihp.compiler.membership import regroup
 from resihp.compiler.sources import State
 from resihp.errors import NoFeasiblePlan, UserError
-from resihp.ir.model import Batch, GroupName, LayerRange, Mesh, Plan, Reshard, Resume
+from resihp.ir.model import Batch, Group, GroupName, LayerRange, Mesh, Plan, Reshard, Resume
+from resihp.ir.placement import placement_of
 
 
 def groups_of(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -36,7 +45,8 @@ def assert_sound(plan: Plan, previous: Plan) -> None:
     assert lacking(previous, plan) == set()
     mesh = plan.mesh
     assert set(work_of(plan).values()) == {1}
-    assert len(work_of(plan)) == mesh.pp * mesh.dp * plan.batch.microbatches
+    num_stages = placement_of(plan).num_stages
+    assert len(work_of(plan)) == num_stages * mesh.dp * plan.batch.microbatches
     told = sorted((*plan.active_ranks, *plan.standby, *plan.lost))
     assert told == list(range(mesh.world))
 
@@ -237,13 +247,75 @@ def test_state_that_only_several_groups_together_hold_comes_from_several():
     assert len(targets) > len(set(targets))
 
 
+def test_a_v_shaped_pipeline_goes_on_v_shaped():
+    """Each stage of a group that shrank is brought, and the order is made again."""
+    healthy = plan_of(schedule="zbv")
+    plan = adapt(healthy, [5], step=30)
+    assert plan.schedule == "zbv"
+    source, target = GroupName(0, 0), GroupName(1, 0)
+    assert plan.reconfigure == (
+        Reshard(layers=LayerRange(0, 0), source=source, target=target),
+        Reshard(layers=LayerRange(5, 5), source=source, target=target),
+    )
+    assert_sound(plan, healthy)
+
+
+def test_interleaving_goes_on_with_any_number_of_micro_batches():
+    """Two replicas run the 5 of a third beside their own, one 7 and one 8."""
+    healthy = plan_of(dp=3, microbatches=5, schedule="interleaved-1f1b")
+    plan = adapt(healthy, [4, 5], step=7)
+    assert plan.schedule == "interleaved-1f1b"
+    assert_sound(plan, healthy)
+
+
+def test_stages_that_no_other_schedule_is_made_for_run_breadth_first():
+    """Positions 0, 1, 1, 0 and 0: neither looped nor in V shape."""
+    model, mesh = model_of(layers=5), Mesh(tp=2, pp=2, dp=2)
+    groups = tuple(
+        Group(replica=replica, pp=pp, ranks=ranks, layers=tuple(LayerRange(n, n) for n in layers))
+        for replica, pp, ranks, layers in [
+            (0, 0, (0, 1), (0, 3, 4)), (0, 1, (2, 3), (1, 2)),
+            (1, 0, (4, 5), (0, 3, 4)), (1, 1, (6, 7), (1, 2)),
+        ]
+    )  # fmt: skip
+    plan = Plan(
+        model=model, mesh=mesh, batch=Batch(microbatches=3, tokens=32), groups=groups, streams=()
+    )
+    healthy = lower(ordered(plan, "gpipe", home_work(range(2), 3)))
+    assert findings(healthy) == []
+    by_hand = msgspec.structs.replace(healthy, schedule="mine")
+    degraded = adapt(by_hand, [6], step=1)
+    assert degraded.schedule == "looped-bfs"
+    assert_sound(degraded, by_hand)
+
+
+def test_a_replica_that_lacks_a_position_is_dropped():
+    """What it held elsewhere is a source of state, its ranks are spare."""
+    healthy = plan_of()
+    groups = tuple(group for group in healthy.groups if group.name != (1, 0))
+    partial = msgspec.structs.replace(healthy, groups=groups, lost=(4, 5))
+    plan = adapt(partial, [2], step=3)
+    assert groups_of(plan) == {"dp0.pp0": (0, 1), "dp0.pp1": (6, 3)}
+    assert_sound(plan, partial)
+
+
+def test_without_a_replica_that_is_whole_there_is_no_plan():
+    """Replica 0 lacks the first position, replica 1 the last one."""
+    healthy = plan_of()
+    groups = tuple(g for g in healthy.groups if g.name not in ((0, 0), (1, 1)))
+    partial = msgspec.structs.replace(healthy, groups=groups)
+    with pytest.raises(NoFeasiblePlan, match="no replica of the plan before holds all layers"):
+        adapt(partial, [0], step=3)
+
+
 GRID = [(1, 2, 2), (2, 1, 2), (2, 2, 2), (2, 2, 3), (4, 2, 2), (2, 3, 2)]
 
 
 @pytest.mark.parametrize(("tp", "pp", "dp"), GRID)
 def test_every_loss_of_one_or_two_ranks_has_a_sound_plan_or_a_dead_chunk(tp, pp, dp):
     """Exhaustive: from a healthy plan one exists exactly where each chunk has a live holder."""
-    healthy = plan_of(tp, pp, dp, microbatches=3, schedule=ONE_STAGE_SCHEDULES[(tp + pp + dp) % 3])
+    schedule = (*ONE_STAGE_SCHEDULES, "interleaved-1f1b", "zbv")[(tp + pp + dp) % 5]
+    healthy = plan_of(tp, pp, dp, microbatches=3, schedule=schedule)
     world = range(healthy.mesh.world)
     for lost in [*combinations(world, 1), *combinations(world, 2)]:
         if every_chunk_lives(healthy, lost):
@@ -281,7 +353,7 @@ def test_a_plan_is_found_exactly_where_each_chunk_has_a_live_holder(tp, pp, dp):
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([(2, 2, 2), (4, 1, 3), (4, 2, 2), (2, 2, 4), (8, 1, 2), (1, 4, 3)]),
-    st.sampled_from(ONE_STAGE_SCHEDULES),
+    st.sampled_from(SCHEDULES),
     st.integers(1, 5),
     st.lists(st.sets(st.integers(0, 15), min_size=1, max_size=3), min_size=1, max_size=6),
 )

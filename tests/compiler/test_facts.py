@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import plan_of
+from schedule_cases import random_schedule
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +23,8 @@ from resihp.executor.shards import local_shape, shard_dim, tensor_names
 from resihp.executor.stage import Stage
 from resihp.executor.tp import SingleMember
 from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Batch, GroupName, LayerRange
+from resihp.ir.model import Batch, GroupName, LayerRange, Op
+from resihp.ir.placement import placement_of
 from resihp.ir.reshard import ShardMove
 
 CONFIG = ModelConfig(
@@ -150,3 +152,33 @@ def test_every_group_has_its_sizes():
     first, middle, last = (sizes[GroupName(0, stage)][0] for stage in range(3))
     assert first.state_bytes > middle.state_bytes
     assert last.activation_bytes > middle.activation_bytes
+
+
+def test_each_stage_of_a_group_has_its_own_sizes():
+    """In V shape position 0 has the embedding in one stage, and the head in another."""
+    plan = plan_of(pp=2, schedule="zbv")
+    sizes = facts_of(plan).stages
+    first, last = sizes[GroupName(0, 0)]
+    assert last.activation_bytes > first.activation_bytes
+    assert all(len(sizes[group.name]) == len(group.layers) == 2 for group in plan.groups)
+
+
+@given(st.integers(0, 10**9))
+def test_sums_are_counted_stage_by_stage(seed):
+    """The order of W of one stage says nothing about the sums of another."""
+    schedule = random_schedule(seed)
+    placement, batch = placement_of(schedule), schedule.batch
+    sizes = facts_of(schedule).stages
+    for stream in schedule.streams:
+        (replica,) = stream.replicas
+        group = schedule.group(replica, stream.pp)
+        assert group is not None
+        for at, stage in enumerate(placement.stages[stream.pp]):
+            done = [
+                MicroBatch(replica if i.home is None else i.home, i.microbatch or 0)
+                for i in stream.body
+                if i.op in (Op.W, Op.BW) and placement.stage_of(stream.pp, i) == stage
+            ]
+            num_sums = peak_partials(done, batch.microbatches)
+            expected = stage_facts(schedule.model, batch, group.layers[at], group.tp, num_sums)
+            assert sizes[group.name][at] == expected

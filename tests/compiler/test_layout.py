@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import ONE_STAGE_SCHEDULES, findings, model_of, plan_of
+from plan_cases import findings, model_of, plan_of
 
-from resihp.compiler import facts_of, initial_plan, split_layers
+from resihp.compiler import SCHEDULES, facts_of, initial_plan, split_layers
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Mesh
 
@@ -48,7 +48,7 @@ def test_more_stages_than_layers_are_refused():
         initial_plan(model_of(), Mesh(tp=1, pp=7, dp=1), Batch(microbatches=1, tokens=8))
 
 
-@pytest.mark.parametrize("schedule", ONE_STAGE_SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("microbatches", [1, 2, 5])
 @pytest.mark.parametrize(
     ("tp", "pp", "dp"), [(1, 1, 1), (2, 2, 2), (4, 3, 1), (8, 1, 3), (1, 6, 2)]

@@ -27,8 +27,10 @@ def add_chunks(plan: Plan, *, everywhere: bool) -> Plan:
 
     If `everywhere`, also between groups of equal degrees above 1 that the tokens divide by.
     """
-    placement = placement_of(plan)
     degrees = {group.name: group.tp for group in plan.groups}
+    if not everywhere and len(set(degrees.values())) == 1:
+        return plan
+    placement = placement_of(plan)
 
     def is_cut(name: GroupName, instr: Instr) -> bool:
         stage = placement.stage_of(name.pp, instr)
