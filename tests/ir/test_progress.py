@@ -1,46 +1,6 @@
 """Progress under each transport: against the oracle, by hand, and as public reports tell it.
 
-Public reports of pipelines that hang or mix up tensors (numbered as in the project's survey), by
-the test that has their symptom:
-
-    1  pytorch #172668: a receive posted early blocks unrelated stages
-                                        test_a_receive_posted_early_blocks_nobody_under_edge
-    2  pytorch PR #178815: deferred receives reorder a channel
-                                        test_receives_in_another_order_are_refused_by_channel_order
-    3  pytorch #188833: a receive ahead of runnable sends makes a bubble
-                                        test_early_receives_change_no_time
-    4  pytorch PR #186173: one communicator for both directions
-                                        test_1f1b_passes_edge_and_deadlocks_per_pair_or_rank
-    5  pytorch PR #195760: groups per direction are not enough
-                                        test_a_plan_that_passes_pair_and_deadlocks_under_rank
-    10 pytorch PR #126419: 1F1B hangs unless receive and send are one group
-                                        test_1f1b_with_blocking_sends_needs_the_receive_first
-    11 pytorch PR #127332: criss-cross  test_criss_cross_sends
-    12 PiPPy #1064: GPipe with one micro-batch
-                                        test_usual_schedules_pass_edge_at_every_size
-    15 pytorch #174288: hundreds of operations
-                                        test_many_micro_batches_pass
-    16 pytorch #175145: transfers and all-reduce wait for each other
-                                        test_a_deadlock_through_reduce_grads
-    17 NCCL #479, #584, #784: both send first
-                                        test_criss_cross_sends
-    18 NCCL #544: how much a send buffers
-                                        test_a_buffer_of_some_messages
-    19 pytorch #130739: small tensors pass, larger ones hang
-                                        test_small_tensors_pass_where_large_ones_hang
-    22 Megatron PR #5271: with two stages, tensors of one peer are swapped
-                                        test_receives_in_another_order_are_refused_by_channel_order
-    26 Ray #45594: each waits for the other before it sends
-                                        test_each_receives_before_it_sends
-    27 Ray #47039: 1F1B hangs           test_usual_schedules_pass_edge_at_every_size
-    28 Ray PR #47912: false alarms, misses by send order
-                                        test_the_player_agrees_with_the_oracle
-    30 ColossalAI PR #2156: as many micro-batches as stages
-                                        test_usual_schedules_pass_edge_at_every_size
-    31 marin #7655: pipeline transfers and collectives, GPipe and 1F1B alike
-                                        test_a_deadlock_through_reduce_grads
-    63 torchtitan #775: fewer micro-batches than stages
-                                        test_usual_schedules_pass_edge_at_every_size
+`public_reports.md` says which report has its symptom in which test here.
 """
 
 from __future__ import annotations
@@ -48,7 +8,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from pathlib import Path
 
 import pytest
 import transport_oracle
@@ -62,7 +21,6 @@ from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
-from resihp.ir.render import render_text
 from resihp.ir.show import draw
 from resihp.ir.timeline import play
 from resihp.ir.transport import Transport, parse_transport
@@ -437,18 +395,6 @@ def test_queues_are_told_link_by_link():
     assert finding.hint == (
         "swap `recv_act 1` (line 23) and `send_grad 0` (line 24): the circle is gone"
     )
-
-
-def test_the_deadlock_of_the_language_page_reads_like_that():
-    """`broken.plan` is the page's example with one send moved."""
-    page = (Path(__file__).parents[2] / "docs" / "plan-language.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```plan\n(.*?)```", page, flags=re.DOTALL)
-    (shown,) = re.findall(r"\$ resihp verify broken.plan\n(.*?)```", page, flags=re.DOTALL)
-    usual = "  send_act 0\n  F 1\n  scatter_act 1\n  send_act 1\n  recv_grad 0\n  gather_grad 0\n"
-    late = "  F 1\n  recv_grad 0\n  gather_grad 0\n  send_act 0\n  scatter_act 1\n  send_act 1\n"
-    assert usual in example
-    broken = example.replace(usual, late)
-    assert render_text(verify(parse(broken)), broken, "broken.plan") == shown
 
 
 def test_a_swap_is_proposed_for_all_replicas_that_read_the_same():
