@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from resihp.ir.lanes import EDGES, Edge, Lane, MicroBatch
+from resihp.ir.lanes import EDGES, Edge, Lane, MicroBatch, Task
 from resihp.ir.model import Group, GroupName, Op, Plan
 from resihp.ir.source import Parsed
-from resihp.ir.statements import columns_of, spell_instr, spell_layers, spell_size
+from resihp.ir.statements import columns_of, spell_layers, spell_size
 from resihp.ir.view import View, view_of
 
 __all__ = [
@@ -143,7 +143,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(old: Parsed, new: Parsed) -> Difference:
     """What `new` says that `old` did not, and the other way round."""
-    before, after = (view_of(parsed, every_replica=True) for parsed in (old, new))
+    before, after = _without_what_is_alike(
+        *(view_of(parsed, every_replica=True) for parsed in (old, new))
+    )
     return Difference(
         fields=tuple(_fields(old.plan, new.plan)),
         groups=tuple(_groups(old.plan, new.plan)),
@@ -153,6 +155,30 @@ def compare(old: Parsed, new: Parsed) -> Difference:
         transfers=tuple(_cuts(before, after)),
         sources=tuple(_sources(old.plan, new.plan)),
     )
+
+
+def _without_what_is_alike(before: View, after: View) -> tuple[View, View]:
+    """Both without the lanes that run the same stages in the same way: nothing changed there."""
+    meanings = [(v.placement.stages, v.plan.mesh, v.plan.batch) for v in (before, after)]
+    if meanings[0] != meanings[1]:
+        return before, after
+    bodies: dict[tuple[int, int], bool] = {}
+
+    def is_alike(name: GroupName) -> bool:
+        here, there = before.lanes.get(name), after.lanes.get(name)
+        if here is None or there is None:
+            return False
+        key = id(here.body), id(there.body)
+        if key not in bodies:
+            bodies[key] = here.body == there.body
+        return bodies[key]
+
+    alike = {name for name in before.lanes if is_alike(name)}
+    kept = (
+        view._replace(lanes={name: lane for name, lane in view.lanes.items() if name not in alike})
+        for view in (before, after)
+    )
+    return next(kept), next(kept)
 
 
 # --- the job ---------------------------------------------------------------------------------
@@ -224,10 +250,10 @@ def _places(plan: Plan) -> dict[int, str]:
 def _micro_batches(before: View, after: View) -> Iterator[MicroBatchMove]:
     ran, runs = _runners(before), _runners(after)
     stages: dict[tuple[MicroBatch, int | None, int | None], list[int]] = {}
-    for stage, micro_batch in sorted({*ran, *runs}):
-        replicas = ran.get((stage, micro_batch)), runs.get((stage, micro_batch))
+    for task in sorted({*ran, *runs}):
+        replicas = ran.get(task), runs.get(task)
         if replicas[0] != replicas[1]:
-            stages.setdefault((micro_batch, *replicas), []).append(stage)
+            stages.setdefault((task.micro_batch, *replicas), []).append(task.stage)
     together: dict[tuple[int, int | None, int | None, tuple[int, ...]], list[int]] = {}
     for (micro_batch, source, target), at in stages.items():
         key = micro_batch.home, source, target, tuple(at)
@@ -238,13 +264,13 @@ def _micro_batches(before: View, after: View) -> Iterator[MicroBatchMove]:
         )
 
 
-def _runners(view: View) -> dict[tuple[int, MicroBatch], int]:
+def _runners(view: View) -> dict[Task, int]:
     """The replica that runs the forward of each micro-batch at each stage."""
-    runners: dict[tuple[int, MicroBatch], int] = {}
+    runners: dict[Task, int] = {}
     for lane in view.lanes.values():
-        for item in view.items(lane):
-            if item.key.op is Op.F:
-                runners.setdefault(item.key[1:], lane.name.replica)
+        for op, task in lane.first:
+            if op is Op.F:
+                runners.setdefault(task, lane.name.replica)
     return runners
 
 
@@ -253,11 +279,10 @@ def _runners(view: View) -> dict[tuple[int, MicroBatch], int]:
 
 def _orders(before: View, after: View) -> Iterator[OrderChange]:
     """Replicas whose streams part in the same way together."""
-    same_stages = before.placement.stages == after.placement.stages
     found: dict[OrderChange, list[int]] = {}
     for name, lane in before.lanes.items():
         other = after.lanes.get(name)
-        if other is not None and not (same_stages and lane.body == other.body):
+        if other is not None:
             change = _order_of(before, after, lane, other)
             if change is not None:
                 found.setdefault(change, []).append(name.replica)
@@ -266,7 +291,7 @@ def _orders(before: View, after: View) -> Iterator[OrderChange]:
 
 
 def _order_of(before: View, after: View, lane: Lane, other: Lane) -> OrderChange | None:
-    here, there = list(_keys(before, lane)), list(_keys(after, other))
+    here, there = list(_keys(lane)), list(_keys(other))
     if here == there:
         return None
     only_here, only_there = Counter(here) - Counter(there), Counter(there) - Counter(here)
@@ -292,22 +317,16 @@ def _order_of(before: View, after: View, lane: Lane, other: Lane) -> OrderChange
     )
 
 
-_Key = tuple[Op, object, object, object, bool]
+_Key = tuple[Op, object, int | None, bool]
 
 
-def _keys(view: View, lane: Lane) -> Iterator[_Key]:
+def _keys(lane: Lane) -> Iterator[_Key]:
     """Each instruction as what it means, whichever replica runs it."""
-    for instr, task in zip(lane.body, lane.tasks, strict=True):
-        stage = view.placement.stage_of(lane.name.pp, instr)
-        out_of_range = (instr.microbatch, instr.home)
-        peer = lane.name.replica if instr.peer is None else instr.peer
-        yield (
-            instr.op,
-            ("not here", instr.stage) if stage is None else stage,
-            out_of_range if task is None else task.micro_batch,
-            peer if instr.op.is_transfer else None,
-            instr.paired,
-        )
+    for index, (instr, task) in enumerate(zip(lane.body, lane.tasks, strict=True)):
+        stage = lane.placement.stage_of(lane.name.pp, instr)
+        as_written = (instr.stage if stage is None else stage, instr.microbatch, instr.home)
+        peer = lane.peer(index) if instr.op.is_transfer else None
+        yield instr.op, as_written if task is None else task, peer, instr.paired
 
 
 def _is_cut_change(key: _Key, only: Counter[_Key]) -> bool:
@@ -318,9 +337,8 @@ def _position(view: View, lane: Lane, at: Sequence[int]) -> Position | None:
     if not at:
         return None
     (index,) = at
-    instr = lane.body[index]
-    pair = f" & {spell_instr(lane.body[index + 1])}" if instr.paired else ""
-    return Position(instr=f"{spell_instr(instr)}{pair}", index=index, line=view.line(lane, index))
+    text = lane.text_of_pair(index).strip("`")
+    return Position(instr=text, index=index, line=view.line(lane, index))
 
 
 # --- transfers -------------------------------------------------------------------------------
@@ -333,8 +351,7 @@ def _cuts(before: View, after: View) -> Iterator[CutChange]:
         if was is None:
             continue
         for edge in EDGES:
-            then = dict(_crossings(before, was, edge))
-            now = dict(_crossings(after, sender, edge))
+            then, now = dict(_crossings(was, edge)), dict(_crossings(sender, edge))
             changed = Counter(way for key, way in now.items() if then.get(key, way) != way)
             for (receiver, scattered), num_transfers in sorted(changed.items()):
                 yield CutChange(
@@ -347,17 +364,13 @@ def _cuts(before: View, after: View) -> Iterator[CutChange]:
 
 
 def _crossings(
-    view: View, sender: Lane, edge: Edge
-) -> Iterator[tuple[tuple[int, MicroBatch, GroupName], tuple[GroupName, bool]]]:
+    sender: Lane, edge: Edge
+) -> Iterator[tuple[tuple[Task, GroupName], tuple[GroupName, bool]]]:
     """Where each tensor goes, and whether it is scattered."""
-    items = list(view.items(sender))
-    cut = {item.key[1:] for item in items if item.key.op is edge.scatter}
-    for item in items:
-        if item.key.op is edge.send:
-            receiver = view.far_end(sender, item)
-            if receiver is not None:
-                tensor = item.key[1:]
-                yield (*tensor, receiver), (receiver, tensor in cut)
+    for (op, task), index in sender.first.items():
+        far_end = sender.far_end(index) if op is edge.send else None
+        if far_end is not None:
+            yield (task, far_end[0]), (far_end[0], (edge.scatter, task) in sender.first)
 
 
 # --- reconfiguration -------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from resihp.ir.facts import Facts
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Plan
 from resihp.ir.reshard import ShardLoad, ShardMove, loads, transfers
-from resihp.ir.timeline import UNIT_COST, play
+from resihp.ir.timeline import play
 from resihp.ir.verify.memory import peak_bytes
 
 __all__ = ["Measures", "Peak", "StateMove", "measure", "state_moves"]
@@ -48,13 +48,24 @@ class StateMove(msgspec.Struct, frozen=True, kw_only=True):
 def measure(plan: Plan, facts: Facts) -> Measures:
     """Time and peak memory of a verified plan."""
     lanes = lanes_of(plan)
-    makespan = play(lanes).makespan
-    busy = sum(UNIT_COST.get(instr.op, 0.0) for lane in lanes.values() for instr in lane.body)
+    timeline = play(lanes)
+    makespan = timeline.makespan
+    busy = sum(_busy(timeline.starts[name], timeline.ends[name]) for name in lanes)
     return Measures(
         makespan=makespan,
         idle=1 - busy / (makespan * len(lanes)) if makespan else 0.0,
         peak=_peak(plan, facts),
     )
+
+
+def _busy(starts: Sequence[float], ends: Sequence[float]) -> float:
+    """How long one stream computes; what overlaps counts once."""
+    busy = until = 0.0
+    for start, end in zip(starts, ends, strict=True):
+        if end > until:
+            busy += end - max(start, until)
+            until = end
+    return busy
 
 
 def _peak(plan: Plan, facts: Facts) -> Peak | None:

@@ -62,7 +62,8 @@ def _title(plan: Plan, timeline: Timeline) -> str:
     ranks = len(plan.active_ranks)
     return (
         f"{plan.model.name}: tp={mesh.tp} pp={mesh.pp} dp={mesh.dp}, "
-        f"{batch.microbatches} micro-batches per replica{order}; {ranks} of {mesh.world} ranks "
+        f"{batch.microbatches} micro-batch{'' if batch.microbatches == 1 else 'es'} per replica"
+        f"{order}; {ranks} of {mesh.world} ranks "
         f"compute; {timeline.makespan:g} units of time\n"
     )
 

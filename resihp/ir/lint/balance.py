@@ -81,7 +81,7 @@ def _report(
 
 def _loads(view: View) -> dict[GroupName, _Load]:
     """The load of every group that computes."""
-    passes = {name: _passes(view, lane) for name, lane in view.lanes.items()}
+    passes = {name: _passes(lane) for name, lane in view.lanes.items()}
     loads: dict[GroupName, _Load] = {}
     first_of = {member: first for first, members in view.alike.items() for member in members}
     for group in view.plan.groups:
@@ -97,14 +97,14 @@ def _loads(view: View) -> dict[GroupName, _Load]:
     return loads
 
 
-def _passes(view: View, lane: Lane) -> tuple[Counter[int], int]:
+def _passes(lane: Lane) -> tuple[Counter[int], int]:
     """Units per layer of each stage of a lane, and how many micro-batches it computes."""
     passes: Counter[int] = Counter()
     micro_batches: set[object] = set()
-    for item in view.items(lane):
-        if item.key.op.is_compute:
-            passes[item.key.stage] += int(UNIT_COST[item.key.op])
-            micro_batches.add(item.key.micro_batch)
+    for op, task in lane.first:
+        if op.is_compute:
+            passes[task.stage] += int(UNIT_COST[op])
+            micro_batches.add(task.micro_batch)
     return passes, len(micro_batches)
 
 

@@ -16,22 +16,21 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from resihp.ir.diagnostics import Related
-from resihp.ir.lanes import EDGES, Lane
+from resihp.ir.lanes import BY_TRANSFER, Lane
 from resihp.ir.model import GroupName
 from resihp.ir.verify.findings import Findings
-from resihp.ir.view import Item, Key, View
+from resihp.ir.view import View
 
 __all__ = ["check_early"]
 
 _MICRO_BATCHES_AHEAD = 2
-_EDGE_OF = {edge.recv: edge for edge in EDGES}
 
 
 class _Early(NamedTuple):
     num_computes: int
     """Between the receive and the latest place that it could have."""
-    recv: Item
-    use: Item
+    recv: int
+    use: int
     latest: int
     """Index before which it could stand."""
 
@@ -39,20 +38,19 @@ class _Early(NamedTuple):
 def check_early(view: View, findings: Findings) -> None:
     """One finding per stream, at the receive that stands earliest."""
     for lane in view.lanes.values():
-        early = _early_receives(view, lane)
+        early = _early_receives(lane)
         if not early:
             continue
-        worst = max(early, key=lambda found: (found.num_computes, -found.recv.position))
+        worst = max(early, key=lambda found: (found.num_computes, -found.recv))
         more = f" ({len(early)} receives of this stream are early)" if len(early) > 1 else ""
         findings.add(
             "RHP903",
-            view.span(lane, worst.recv.position),
-            f"{view.text(lane, worst.recv)} holds a buffer {worst.num_computes} computes longer "
-            f"than it has to{more}",
+            view.span(lane, worst.recv),
+            f"{lane.text(worst.recv)} holds a buffer {worst.num_computes} computes longer than it "
+            f"has to{more}",
             related=(
                 Related(
-                    f"{view.text(lane, worst.use)} needs the tensor here",
-                    view.span(lane, worst.use.position),
+                    f"{lane.text(worst.use)} needs the tensor here", view.span(lane, worst.use)
                 ),
             ),
             hint=f"move it down; line {view.line(lane, worst.latest)} is the first that it has to "
@@ -61,35 +59,23 @@ def check_early(view: View, findings: Findings) -> None:
         )
 
 
-def _early_receives(view: View, lane: Lane) -> list[_Early]:
-    items = list(view.items(lane))
-    at: dict[Key, Item] = {}
-    for item in items:
-        at.setdefault(item.key, item)
+def _early_receives(lane: Lane) -> list[_Early]:
     computed = [0, *accumulate(instr.op.is_compute for instr in lane.body)]
-    micro_batches = {item.key.micro_batch for item in items if item.key.op.is_compute}
+    micro_batches = {task.micro_batch for op, task in lane.first if op.is_compute}
     allowed = _MICRO_BATCHES_AHEAD * computed[-1] / max(len(micro_batches), 1)
     early: list[_Early] = []
-    following: dict[GroupName | None, int] = {}
+    following: dict[GroupName, int] = {}
     """The latest place of the receive that comes next, by channel."""
-    for recv in reversed(items):
-        if recv.key.op not in _EDGE_OF:
+    for (op, task), recv in reversed(lane.first.items()):
+        edge = BY_TRANSFER.get(op)
+        if edge is None or op is not edge.recv:
             continue
-        use = _use_of(at, recv)
-        channel = view.far_end(lane, recv)
-        latest = min(use.position, following.get(channel, use.position))
-        following[channel] = latest
-        num_computes = computed[latest] - computed[recv.position]
+        use, far_end = lane.use_of(edge, task), lane.far_end(recv)
+        assert use is not None, "lint looks at plans without errors"
+        assert far_end is not None, "lint looks at plans without errors"
+        latest = min(lane.head_of(use), following.get(far_end[0], len(lane.body)))
+        following[far_end[0]] = latest
+        num_computes = computed[latest] - computed[recv]
         if num_computes > allowed:
             early.append(_Early(num_computes, recv, use, latest))
     return early
-
-
-def _use_of(at: dict[Key, Item], recv: Item) -> Item:
-    """The gather, or else the compute, that waits for the tensor."""
-    edge = _EDGE_OF[recv.key.op]
-    uses = (at.get(recv.key._replace(op=op)) for op in (edge.gather, *edge.consume))
-    return min(
-        (use for use in uses if use is not None and use.position > recv.position),
-        key=lambda use: use.position,
-    )

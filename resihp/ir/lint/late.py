@@ -22,28 +22,21 @@ from resihp.ir.diagnostics import Related, Span
 from resihp.ir.lanes import EDGES, Lane
 from resihp.ir.model import GroupName, Instr, Op
 from resihp.ir.timeline import Timeline, play
-from resihp.ir.transfers import At
+from resihp.ir.transfers import At, Transfer, transfers_of
 from resihp.ir.transport import Transport
 from resihp.ir.verify.findings import Findings
-from resihp.ir.view import Key, View
+from resihp.ir.view import View
 
 __all__ = ["check_late"]
 
 _MOST_PLAYED = 16
 """Streams for which the plan is played again."""
-_BY_SEND = {edge.send: edge for edge in EDGES}
 _RECEIVES = frozenset(edge.recv for edge in EDGES)
 _ZERO_COST = frozenset(op for op in Op if op.has_micro_batch and not op.is_compute)
 
 
-class _Transfer(NamedTuple):
-    send: At
-    recv: At
-    use: At | None
-
-
 class _Late(NamedTuple):
-    transfer: _Transfer
+    transfer: Transfer
     compute: int
     """Index of the compute that the receive could stand before."""
     waiting: At
@@ -67,8 +60,8 @@ def check_late(
     late: dict[int, dict[int, _Late]] = defaultdict(dict)
     """By stream, then by the index of the receive."""
     for found in _suspects(view, timeline, transport):
-        recv = found.transfer.recv
-        late[view.lanes[recv.name].stream].setdefault(recv.position, found)
+        transfer = found.transfer
+        late[view.lanes[transfer.receiver].stream].setdefault(transfer.recv, found)
     for stream, suspects in islice(late.items(), _MOST_PLAYED):
         ordered = [suspects[position] for position in sorted(suspects)]
         units = makespan(_with_receives_moved(view, stream, ordered))
@@ -83,32 +76,27 @@ def _report(
     makespans: tuple[float, float],
     findings: Findings,
 ) -> None:
-    recv, send, waiting = late[0].transfer.recv, late[0].transfer.send, late[0].waiting
+    first = late[0]
+    (send, recv), waiting = _ends(first.transfer), first.waiting
     lane = view.lanes[recv.name]
-    compute = f"{_text(view, At(recv.name, late[0].compute))} (line {_line(view, lane, late[0])})"
     others = f", and {len(late) - 1} more in this stream," if len(late) > 1 else ""
     verb = "are" if others else "is"
     findings.add(
         "RHP904",
         _span(view, recv),
-        f"{_text(view, recv)}{others} {verb} posted late for transport `{transport}`: the "
+        f"{lane.text(recv.position)}{others} {verb} posted late for transport `{transport}`: the "
         f"iteration takes {makespans[0]:g} units of time, and {makespans[1]:g} if not",
         related=(
-            Related(f"{_text(view, send)} of {send.name} has waited for it", _span(view, send)),
+            Related(
+                f"{view.lanes[send.name].text(send.position)} of {send.name} has waited for it",
+                _span(view, send),
+            ),
             Related(f"{waiting.name} goes on here only then", _span(view, waiting)),
         ),
-        hint=f"post it before {compute}; that changes the order of nothing that is posted",
+        hint=f"post it before {lane.text_of_pair(first.compute)} (line "
+        f"{view.line(lane, first.compute)}); that changes the order of nothing that is posted",
         replica=recv.name.replica,
     )
-
-
-def _line(view: View, lane: Lane, late: _Late) -> int:
-    return view.line(lane, late.compute)
-
-
-def _text(view: View, at: At) -> str:
-    lane = view.lanes[at.name]
-    return view.text(lane, next(i for i in view.items(lane) if i.position == at.position))
 
 
 def _span(view: View, at: At) -> Span:
@@ -118,50 +106,44 @@ def _span(view: View, at: At) -> Span:
 # --- suspects --------------------------------------------------------------------------------
 
 
-def _transfers(view: View) -> Iterator[_Transfer]:
-    at: dict[Key, At] = {}
-    for name, lane in view.lanes.items():
-        for item in view.items(lane):
-            at.setdefault(item.key, At(name, item.position))
-    for key, send in at.items():
-        edge = _BY_SEND.get(key.op)
-        if edge is None:
-            continue
-        far = key._replace(op=edge.recv, stage=key.stage + edge.stage_step)
-        if far in at:
-            uses = (at.get(far._replace(op=op)) for op in (edge.gather, *edge.consume))
-            use = min((u for u in uses if u is not None), key=lambda u: u.position, default=None)
-            yield _Transfer(send, at[far], use)
-
-
 def _suspects(view: View, timeline: Timeline, transport: Transport) -> Iterator[_Late]:
     """Each wait that ends when a receive is posted which stands right after a compute."""
-    transfers = list(_transfers(view))
-    posted: dict[float, list[tuple[_Transfer, int]]] = defaultdict(list)
+    transfers = list(transfers_of(view.lanes))
+    posted: dict[float, list[tuple[Transfer, int]]] = defaultdict(list)
     for transfer in transfers:
-        name, index = transfer.recv
-        compute = _compute_before(view.lanes[name], index, transport)
-        time = _start(timeline, transfer.recv)
-        if compute is not None and _arrival(timeline, transfer.send) < time:
-            posted[time].append((transfer, compute))
+        send, recv = _ends(transfer)
+        compute = _compute_before(view.lanes[recv.name], recv.position, transport)
+        if compute is not None and _arrival(timeline, send) < _start(timeline, recv):
+            posted[_start(timeline, recv)].append((transfer, compute))
     for transfer in transfers:
-        waiting = transfer.send if transport.kind == "eager" else transfer.use
+        waiting = _waiting(view, transfer, transport)
         if waiting is None:
             continue
         ready, went_on = _arrival(timeline, waiting), _start(timeline, waiting)
         if transport.kind != "eager":
-            ready = max(ready, *(_start(timeline, end) for end in transfer[:2]))
+            ready = max(ready, *(_start(timeline, end) for end in _ends(transfer)))
         if ready < went_on:
             for late, compute in posted.get(went_on, ()):
                 if _shares_queue(late, transfer, transport):
                     yield _Late(late, compute, waiting)
 
 
-def _shares_queue(late: _Transfer, waiting: _Transfer, transport: Transport) -> bool:
-    ends, theirs = {late.send.name, late.recv.name}, {waiting.send.name, waiting.recv.name}
-    if transport.kind == "rank":
-        return bool(ends & theirs)
-    return (late.send.name, late.recv.name) == (waiting.send.name, waiting.recv.name)
+def _ends(transfer: Transfer) -> tuple[At, At]:
+    return At(transfer.sender, transfer.send), At(transfer.receiver, transfer.recv)
+
+
+def _waiting(view: View, transfer: Transfer, transport: Transport) -> At | None:
+    """What may have to wait for the transfer."""
+    if transport.kind == "eager":
+        return At(transfer.sender, transfer.send)
+    if transfer.use is None:
+        return None
+    return At(transfer.receiver, view.lanes[transfer.receiver].head_of(transfer.use))
+
+
+def _shares_queue(late: Transfer, waiting: Transfer, transport: Transport) -> bool:
+    ends, theirs = (late.sender, late.receiver), (waiting.sender, waiting.receiver)
+    return ends == theirs or (transport.kind == "rank" and not {*ends}.isdisjoint(theirs))
 
 
 def _compute_before(lane: Lane, index: int, transport: Transport) -> int | None:
@@ -170,7 +152,7 @@ def _compute_before(lane: Lane, index: int, transport: Transport) -> int | None:
     for before in range(index - 1, -1, -1):
         op = lane.body[before].op
         if op.is_compute:
-            return before - 1 if before and lane.body[before - 1].paired else before
+            return lane.head_of(before)
         if op not in passed:
             return None
     return None
@@ -200,7 +182,7 @@ def _with_receives_moved(
     )
     changed = msgspec.structs.replace(plan, streams=streams)
     return {
-        name: Lane(lane.group, stream, changed, lane.placement) if lane.stream == stream else lane
+        name: Lane(lane.group, stream, changed, view.placement) if lane.stream == stream else lane
         for name, lane in view.lanes.items()
     }
 
@@ -210,7 +192,7 @@ def _moved(body: Sequence[Instr], late: Sequence[_Late]) -> tuple[Instr, ...]:
     moved: dict[int, list[Instr]] = defaultdict(list)
     taken: set[int] = set()
     for found in late:
-        for index in range(found.compute, found.transfer.recv.position + 1):
+        for index in range(found.compute, found.transfer.recv + 1):
             if body[index].op in _RECEIVES and index not in taken:
                 taken.add(index)
                 moved[found.compute].append(body[index])
