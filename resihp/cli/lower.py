@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resihp.cli.csv_files import in_cells, is_csv
 from resihp.cli.plan_files import name_of_file, parse_text, read_text, report
 from resihp.errors import UserError
 
@@ -85,6 +86,8 @@ def _is_sound(parsed: Parsed, name: str) -> bool:
     from resihp.ir.verify import has_errors, verify
 
     findings = verify(parsed, facts=facts_of, transport=parsed.plan.transport or "edge")
+    if is_csv(name):
+        findings = in_cells(findings, parsed)
     if findings:
         print(render_text(findings, parsed.text, name), file=sys.stderr)
     return not has_errors(findings)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import plan_oracle
 import pytest
 import torch_peer
 
+from resihp.compiler.lower import lower
+from resihp.errors import PlanSyntaxError
 from resihp.ir.model import Level
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
@@ -124,3 +127,123 @@ def test_a_file_with_communication_of_torch_comes_back_to_the_byte(
     assert written == text
     runtime = torch_peer.load(written, "comms", num_microbatches, tmp_path)
     assert runtime.pipeline_order_with_comms == torch_made.pipeline_order_with_comms
+
+
+REASONS = {
+    "ok_2s2mb.compute.csv": set(),
+    "ok_2s2mb.comms.csv": set(),
+    "dup_F0.compute.csv": {"RHP302"},
+    "mb_out_of_range.compute.csv": {"RHP104", "RHP301"},
+    "orphan_recv.comms.csv": {"RHP401"},
+    "recv_order_swapped.comms.csv": {"RHP412"},
+    "no_reduce_grad.comms.csv": {"RHP701"},
+    "interleaved1f1b_2rank_4mb_asap.csv": set(),
+    "interleavedzerobubble_2rank_4mb_asap.csv": set(),
+    "zbvzerobubble_2rank_4mb_asap.csv": set(),
+    # Sends and receives of every channel are in the same order, deferred or not.
+    "interleaved1f1b_2rank_4mb_defer.csv": set(),
+    "interleavedzerobubble_2rank_4mb_defer.csv": {"RHP412"},
+    "zbvzerobubble_2rank_4mb_defer.csv": {"RHP412"},
+}
+"""What is wrong with the files that torch lets pass."""
+
+
+@needs_data
+def test_every_file_of_the_folder_is_judged():
+    """Those that cannot be read have their codes too."""
+    assert {path.name for path in READABLE} == set(REASONS)
+    unreadable = {"old_vocab_BW.compute.csv": "RHP011", "trailing_garbage.compute.csv": "RHP010"}
+    assert {path.name for path in BAD} - set(REASONS) == set(unreadable)
+    for name, code in unreadable.items():
+        with pytest.raises(PlanSyntaxError) as caught:
+            imported(DATA / "bad_schedules" / name)
+        assert [found.code for found in caught.value.diagnostics] == [code]
+
+
+@needs_data
+@pytest.mark.parametrize("path", READABLE, ids=lambda path: path.stem)
+def test_what_torch_lets_pass_is_refused_for_its_reason(path):
+    """And what is right is accepted."""
+    assert codes(imported(path)) == REASONS[path.name]
+
+
+@needs_data
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_file_is_accepted_unless_it_is_wrong(path):
+    """The 1F1B skips its first forward on the last rank and runs one that does not exist.
+
+    The zero-bubble files with communication are from before torch reduced by an action.
+    """
+    found = codes(imported(path))
+    if path.name.startswith("1f1b_4rank"):
+        assert {"RHP104", "RHP301"} <= found
+    elif "zb1p" in path.name and kind_of(path) == "comms":
+        assert found == {"RHP701"}
+    else:
+        assert found == set()
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "per_rank", "num_microbatches"), MADE)
+def test_what_torch_makes_is_accepted(name, num_ranks, per_rank, num_microbatches, tmp_path):
+    """The order alone, and what torch lowers it to, under every transport that never blocks."""
+    torch_made = made(name, num_ranks, per_rank, num_microbatches)
+    assert codes(read_torch_csv(torch_peer.dumped(torch_made, "compute", tmp_path))) == set()
+    if name not in torch_peer.SINGLE:
+        lowered = read_torch_csv(torch_peer.dumped(torch_made, "comms", tmp_path))
+        for transport in ("edge", "pair", "rank"):
+            assert codes(lowered, transport=transport) == set()
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "per_rank", "num_microbatches"), MADE)
+def test_torch_loads_what_we_lower_a_schedule_of_its_to(
+    name, num_ranks, per_rank, num_microbatches, tmp_path
+):
+    """The same order of computing, with our communication."""
+    torch_made = made(name, num_ranks, per_rank, num_microbatches)
+    order = read_torch_csv(torch_peer.dumped(torch_made, "compute", tmp_path)).plan
+    plan = lower(order)
+    assert write_torch_csv(plan, "compute") == write_torch_csv(order, "compute")
+    written = write_torch_csv(plan, "comms")
+    assert codes(read_torch_csv(written)) == set()
+    runtime = torch_peer.load(written, "comms", num_microbatches, tmp_path)
+    assert list(runtime.pipeline_order_with_comms.values()) == torch_peer.actions(written)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (3, 5), (4, 8)])
+def test_the_1f1b_of_torch_is_refused_at_any_size(size, tmp_path):
+    """Its text is wrong on the last rank; its runtime, which does not use it, is right."""
+    num_ranks, num_microbatches = size
+    text = torch_peer.dumped(made("1F1B", num_ranks, 1, num_microbatches), "compute", tmp_path)
+    found = verify(read_torch_csv(text))
+    assert {"RHP104", "RHP301"} <= {finding.code for finding in found}
+    wrong = next(finding for finding in found if finding.code == "RHP104")
+    assert wrong.span.line == num_ranks
+    assert f"micro-batch {num_microbatches} does not exist" in wrong.message
+
+
+@pytest.mark.parametrize("name", [*dict.fromkeys(made[0] for made in LOWERED)])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("factor", [2, 3])
+def test_deferred_receives_are_judged_as_they_would_run(name, num_ranks, factor, tmp_path):
+    """RHP412 exactly where a receive takes the tensor of another one."""
+    torch_made = made(name, num_ranks, 2, 2 * factor * num_ranks, defer=True)
+    parsed = read_torch_csv(torch_peer.dumped(torch_made, "comms", tmp_path))
+    try:
+        plan_oracle.run(parsed.plan)
+    except plan_oracle.RefusedError:
+        assert codes(parsed) == {"RHP412"}
+    else:
+        assert codes(parsed) == set()
+
+
+def test_some_deferred_receives_are_wrong():
+    """So that the test before sees both."""
+    refused = [made[0] for made in LOWERED if _is_refused(made)]
+    assert set(refused) == {"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
+
+
+def _is_refused(of):
+    name, *size = of
+    actions = made(name, *size, defer=True).pipeline_order_with_comms
+    text = "".join(",".join(map(str, row)) + "\n" for row in actions.values())
+    return codes(read_torch_csv(text)) == {"RHP412"}

@@ -130,6 +130,9 @@ def test_other_verbs_read_it_too(capsys, folder):
     assert "F0 F1" in said(capsys, "show", "good.csv")
     assert "send_act 0" in said(capsys, "expand", "--rank", "0", "good.csv")
     assert "in another order" in said(capsys, "diff", "good.csv", "swapped.csv", status=1)
+    (folder / "order.csv").write_text("0F0,0B0\n1F0,1F0,1B0\n")
+    assert main(["lower", "order.csv"]) == 1
+    assert "(row 1, cell 1: `1F0`)" in capsys.readouterr().err
     assert main(["fmt", "good.csv"]) == 2
     assert "`resihp import` makes a plan of it" in capsys.readouterr().err
 
