@@ -8,7 +8,7 @@ from resihp.compiler.facts import facts_of
 from resihp.compiler.sources import spell_layers
 from resihp.ir.lanes import alike, lanes_of
 from resihp.ir.model import Group, GroupName, Plan
-from resihp.ir.verify.memory import peak_bytes
+from resihp.ir.verify.memory import peaks_of
 
 __all__ = ["Oversized", "oversized"]
 
@@ -33,11 +33,10 @@ def oversized(plan: Plan) -> list[Oversized]:
     capacity = plan.memory_bytes
     if capacity is None:
         return []
-    facts = facts_of(plan).stages
     # Replicas that are alike have the same peaks, so one of each kind is enough to look at.
     kinds = alike(plan)
     lanes = lanes_of(plan, kinds)
-    peaks = {name: peak_bytes(lanes, lane, facts[name]) for name, lane in lanes.items()}
+    peaks = peaks_of(lanes, facts_of(plan))
     first_of = {replica: first for first, others in kinds.items() for replica in others}
     needed = {g.name: peaks[GroupName(first_of[g.replica], g.pp)] for g in plan.groups}
     return [

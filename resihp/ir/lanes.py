@@ -143,6 +143,7 @@ class Lane:
                 meeting = self.meeting(index)
                 if meeting is not None:
                     self.meets.setdefault(meeting, index)
+        self._far_ends: dict[int, tuple[GroupName, Task] | None] = {}
         self._find_pairs()
 
     def _find_pairs(self) -> None:
@@ -197,6 +198,11 @@ class Lane:
         The same for a scatter and a gather, but for the replica, which they do not say. None past
         the ends of the pipeline and for numbers out of range.
         """
+        if index not in self._far_ends:
+            self._far_ends[index] = self._find_far_end(index)
+        return self._far_ends[index]
+
+    def _find_far_end(self, index: int) -> tuple[GroupName, Task] | None:
         task, op = self.tasks[index], self.body[index].op
         edge = BY_TRANSFER[op]
         if task is None:

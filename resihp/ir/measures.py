@@ -12,7 +12,7 @@ from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Plan
 from resihp.ir.reshard import ShardLoad, ShardMove, loads, transfers
 from resihp.ir.timeline import play
-from resihp.ir.verify.memory import peak_bytes
+from resihp.ir.verify.memory import peaks_of
 
 __all__ = ["Measures", "Peak", "StateMove", "measure", "state_moves"]
 
@@ -72,7 +72,7 @@ def _peak(plan: Plan, facts: Facts) -> Peak | None:
     if plan.memory_bytes is None:
         return None
     lanes = lanes_of(plan)
-    peaks = {name: peak_bytes(lanes, lane, facts.stages[name]) for name, lane in lanes.items()}
+    peaks = peaks_of(lanes, facts)
     worst = max(peaks, key=lambda name: peaks[name])
     return Peak(group=str(worst), num_bytes=peaks[worst], capacity_bytes=plan.memory_bytes)
 

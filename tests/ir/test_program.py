@@ -139,8 +139,9 @@ def test_peak_memory_without_send_buffers_is_that_of_a_ledger(
         boundary_bytes=boundary,
     )
     lanes = lanes_of(plan)
+    spans = live_spans(lanes, Facts(stages=dict.fromkeys(lanes, (facts,))))
     for name, lane in lanes.items():
-        lives = [x for x in live_spans(lanes, lane, (facts,)) if x.what != "posted sends"]
+        lives = [x for x in spans[name] if x.what != "posted sends"]
         totals = [
             state_bytes + sum(x.num_bytes for x in lives if x.first <= at <= x.last)
             for at in range(len(lane.body))
@@ -160,11 +161,13 @@ def test_a_posted_send_is_held_until_an_answer_proves_its_arrival():
         boundary_bytes=1,
     )
 
+    spans = live_spans(lanes, Facts(stages=dict.fromkeys(lanes, (facts,))))
+
     def held(stage: int) -> list[tuple[str, int]]:
         lane = lanes[GroupName(0, stage)]
         return [
             (f"{lane.body[x.first].op.mnemonic} {x.number}", x.last)
-            for x in live_spans(lanes, lane, (facts,))
+            for x in spans[lane.name]
             if x.what == "posted sends"
         ]
 

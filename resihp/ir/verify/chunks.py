@@ -6,7 +6,13 @@ from resihp.ir.diagnostics import Related
 from resihp.ir.verify.crossings import Crossing
 from resihp.ir.verify.report import Report
 
-__all__ = ["check_chunks", "check_tokens"]
+__all__ = ["check_chunks", "check_tokens", "is_cut_alike"]
+
+
+def is_cut_alike(crossing: Crossing) -> bool:
+    """Whether both ends cut the tensor, or neither does and the TP degrees are the same."""
+    cut, joined = crossing.scatter is not None, crossing.gather is not None
+    return cut == joined and (cut or crossing.sender.group.tp == crossing.receiver.group.tp)
 
 
 def check_chunks(crossing: Crossing, report: Report) -> None:
@@ -15,11 +21,11 @@ def check_chunks(crossing: Crossing, report: Report) -> None:
     send, recv = crossing.send, crossing.recv
     assert send is not None
     assert recv is not None
+    if is_cut_alike(crossing):
+        return
     cut, joined = crossing.scatter is not None, crossing.gather is not None
     degrees = sender.group.tp, receiver.group.tp
     unequal = degrees[0] != degrees[1]
-    if cut == joined and (cut or not unequal):
-        return
     code = "RHP410" if unequal else "RHP409"
     why = f" (TP {degrees[0]} -> {degrees[1]})" if unequal else ""
     if not cut:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from resihp.ir.diagnostics import Related
 from resihp.ir.lanes import BY_TRANSFER, COMPUTE, Lane, Task, name_of
 from resihp.ir.model import GroupName, Level
-from resihp.ir.verify.chunks import check_chunks, check_tokens
+from resihp.ir.verify.chunks import check_chunks, check_tokens, is_cut_alike
 from resihp.ir.verify.crossings import Crossing, crossings_of
 from resihp.ir.verify.handover import check_handover
 from resihp.ir.verify.once import Work
@@ -18,7 +18,7 @@ __all__ = ["Matched", "check_dataflow"]
 
 
 class Matched(NamedTuple):
-    """A transfer whose ends name each other."""
+    """A transfer with two sound ends."""
 
     sender: Lane
     send: int
@@ -42,13 +42,13 @@ def check_dataflow(lanes: Mapping[GroupName, Lane], work: Work, report: Report) 
         if crossing.stays:
             check_handover(crossing, report)
             continue
-        _check_ends(crossing, report)
-        _check_sender_order(crossing, report)
-        _check_receiver_order(crossing, report)
-        if crossing.send is not None and crossing.recv is not None and _is_matched(crossing):
-            matched.append(
-                Matched(crossing.sender, crossing.send, crossing.receiver, crossing.recv)
-            )
+        transfer = _matched(crossing)
+        if transfer is not None:
+            matched.append(transfer)
+        if transfer is None or not _is_in_order(crossing) or not is_cut_alike(crossing):
+            _check_ends(crossing, report)
+            _check_sender_order(crossing, report)
+            _check_receiver_order(crossing, report)
     check_tokens([crossing for crossing in crossings if not crossing.stays], report)
     return matched
 
@@ -95,10 +95,24 @@ def _goes_astray(lane: Lane, index: int | None, to: Lane) -> bool:
     return index is not None and lane.peer(index) != to.name.replica
 
 
-def _is_matched(crossing: Crossing) -> bool:
-    return not (
-        _goes_astray(crossing.sender, crossing.send, crossing.receiver)
-        or _goes_astray(crossing.receiver, crossing.recv, crossing.sender)
+def _matched(crossing: Crossing) -> Matched | None:
+    """The transfer, if both ends are there, name each other and stand where they can."""
+    sender, receiver = crossing.sender, crossing.receiver
+    send, recv = crossing.send, crossing.recv
+    if send is None or recv is None or send < crossing.produce or recv > crossing.consume:
+        return None
+    if _goes_astray(sender, send, receiver) or _goes_astray(receiver, recv, sender):
+        return None
+    return Matched(sender, send, receiver, recv)
+
+
+def _is_in_order(crossing: Crossing) -> bool:
+    """Whether a scatter and a gather that are there stand where they must."""
+    send, recv, scatter, gather = crossing.send, crossing.recv, crossing.scatter, crossing.gather
+    assert send is not None
+    assert recv is not None
+    return (scatter is None or crossing.produce < scatter < send) and (
+        gather is None or recv < gather < crossing.consume
     )
 
 

@@ -11,10 +11,14 @@ __all__ = ["check_handover"]
 def check_handover(crossing: Crossing, report: Report) -> None:
     """RHP415 and RHP416."""
     lane, edge = crossing.sender, crossing.edge
-    made = report.here(lane, crossing.produce, f" and makes the {edge.what}")
-    used = report.here(lane, crossing.consume, f" and uses the {edge.what}")
     moves = (crossing.scatter, crossing.send, crossing.recv, crossing.gather)
     needless = [move for move in moves if move is not None]
+    overlapped = lane.head_of(crossing.produce) == lane.head_of(crossing.consume)  # RHP110 has it
+    early = crossing.consume < crossing.produce and not overlapped
+    if not needless and not early:
+        return
+    made = report.here(lane, crossing.produce, f" and makes the {edge.what}")
+    used = report.here(lane, crossing.consume, f" and uses the {edge.what}")
     if needless:
         names = " and ".join(lane.text(index) for index in needless)
         report.add(
@@ -26,8 +30,7 @@ def check_handover(crossing: Crossing, report: Report) -> None:
             (made, used),
             f"remove {names}",
         )
-    overlapped = lane.head_of(crossing.produce) == lane.head_of(crossing.consume)  # RHP110 has it
-    if crossing.consume < crossing.produce and not overlapped:
+    if early:
         report.add(
             "RHP416",
             lane,

@@ -30,10 +30,10 @@ from resihp.ir.lanes import BY_TRANSFER, EDGES, Edge, Lane, Task, name_of
 from resihp.ir.model import GroupName, Op
 from resihp.ir.source import Parsed
 from resihp.ir.statements import spell_numbers
-from resihp.ir.transfers import sends_of
+from resihp.ir.transfers import Transfer, sends_of
 from resihp.ir.verify.findings import Findings
 
-__all__ = ["Live", "check_memory", "live_spans", "peak_bytes", "readable_bytes"]
+__all__ = ["Live", "check_memory", "live_spans", "peaks_of", "readable_bytes"]
 
 
 class Live(NamedTuple):
@@ -54,6 +54,7 @@ def check_memory(
     capacity = parsed.plan.memory_bytes
     if capacity is None:
         return
+    spans = live_spans(lanes, facts)
     for name, lane in lanes.items():
         sizes = facts.stages[name]
         state_bytes = _state_bytes(sizes)
@@ -65,21 +66,16 @@ def check_memory(
             )
             findings.add("RHP602", span, message, replica=name.replica)
             continue
-        _check_lane(parsed, lanes, lane, sizes, capacity, findings)
+        _check_lane(parsed, lane, sizes, spans[name], findings)
 
 
 def _check_lane(
-    parsed: Parsed,
-    lanes: Mapping[GroupName, Lane],
-    lane: Lane,
-    sizes: Sequence[StageFacts],
-    capacity: int,
-    findings: Findings,
+    parsed: Parsed, lane: Lane, sizes: Sequence[StageFacts], spans: list[Live], findings: Findings
 ) -> None:
-    spans = list(live_spans(lanes, lane, sizes))
+    capacity = parsed.plan.memory_bytes
     totals = _totals(spans, lane, sizes)
     peak = max(totals, default=0)
-    if peak <= capacity:
+    if capacity is None or peak <= capacity:
         return
     at = totals.index(peak)
     findings.add(
@@ -92,9 +88,15 @@ def _check_lane(
     )
 
 
-def peak_bytes(lanes: Mapping[GroupName, Lane], lane: Lane, sizes: Sequence[StageFacts]) -> int:
-    """The most that one member of `lane` needs at any instruction; `sizes` of its stages."""
-    return max(_totals(live_spans(lanes, lane, sizes), lane, sizes), default=_state_bytes(sizes))
+def peaks_of(lanes: Mapping[GroupName, Lane], facts: Facts) -> dict[GroupName, int]:
+    """The most that one member of each lane needs at any instruction."""
+    return {
+        name: max(
+            _totals(spans, lanes[name], facts.stages[name]),
+            default=_state_bytes(facts.stages[name]),
+        )
+        for name, spans in live_spans(lanes, facts).items()
+    }
 
 
 def _state_bytes(sizes: Sequence[StageFacts]) -> int:
@@ -128,19 +130,27 @@ def _alive(spans: list[Live], at: int, state_bytes: int) -> str:
     return "; ".join(parts)
 
 
-def live_spans(
-    lanes: Mapping[GroupName, Lane], lane: Lane, sizes: Sequence[StageFacts]
-) -> Iterator[Live]:
-    """Everything beyond the state that `lane` keeps alive, with its life.
+def live_spans(lanes: Mapping[GroupName, Lane], facts: Facts) -> dict[GroupName, list[Live]]:
+    """Everything beyond the state that each lane keeps alive, with its life."""
+    sends = {name: list(sends_of(lanes, lane)) for name, lane in lanes.items()}
+    return {
+        name: list(_spans_of(lanes, lane, facts.stages[name], sends))
+        for name, lane in lanes.items()
+    }
 
-    `sizes` are those of the stages that the group runs, ascending.
-    """
+
+def _spans_of(
+    lanes: Mapping[GroupName, Lane],
+    lane: Lane,
+    sizes: Sequence[StageFacts],
+    sends: Mapping[GroupName, Sequence[Transfer]],
+) -> Iterator[Live]:
     of_stage = dict(zip(lane.stages, sizes, strict=True))
     parts = (
         _activations(lane, of_stage),
         _handovers(lane, of_stage),
         _receive_buffers(lanes, lane, of_stage),
-        _send_buffers(lanes, lane, of_stage),
+        _send_buffers(lanes, lane, of_stage, sends),
     )
     for live in chain.from_iterable(parts):
         yield live._replace(first=lane.head_of(live.first), last=lane.last_of(live.last))
@@ -213,30 +223,33 @@ def _receive_buffers(
 
 
 def _send_buffers(
-    lanes: Mapping[GroupName, Lane], lane: Lane, of_stage: Mapping[int, StageFacts]
+    lanes: Mapping[GroupName, Lane],
+    lane: Lane,
+    of_stage: Mapping[int, StageFacts],
+    sends: Mapping[GroupName, Sequence[Transfer]],
 ) -> Iterator[Live]:
-    uses = {transfer.send: transfer.use for transfer in sends_of(lanes, lane)}
+    uses = {transfer.send: transfer.use for transfer in sends[lane.name]}
     answers: dict[GroupName, list[tuple[int, int]]] = {}
     for edge, task, send, receiver in _transfers(lanes, lane, sends=True):
         num_bytes = of_stage[task.stage].boundary_bytes
         if (edge.scatter, task) in lane.first:
             num_bytes = _chunk_bytes(num_bytes, lane, receiver)
         if receiver.name not in answers:
-            answers[receiver.name] = _answers(lanes, lane, receiver)
+            answers[receiver.name] = _answers(lane, sends[receiver.name])
         last, taken = len(lane.body) - 1, uses.get(send)
         if taken is not None:
             last = _first_answer(answers[receiver.name], taken, send, last)
         yield Live("posted sends", _name(lane, task), num_bytes, send, last)
 
 
-def _answers(lanes: Mapping[GroupName, Lane], lane: Lane, peer: Lane) -> list[tuple[int, int]]:
-    """(send in `peer`, its use in `lane`) of all that `peer` sends here, in send order.
+def _answers(lane: Lane, sends: Sequence[Transfer]) -> list[tuple[int, int]]:
+    """(send, its use in `lane`) of all that a peer sends here, in send order.
 
     A receive is only posted where it stands; what it brings is here for sure where it is used.
     """
     return sorted(
         (transfer.send, lane.head_of(transfer.use))
-        for transfer in sends_of(lanes, peer)
+        for transfer in sends
         if transfer.receiver == lane.name and transfer.use is not None
     )
 
