@@ -70,7 +70,8 @@ def _check_strays(lane: Lane, work: Work, report: Report) -> None:
         if edge is None:
             continue
         sends = op in (edge.scatter, edge.send)
-        if lane.far_end(index) is None:
+        step = edge.stage_step if sends else -edge.stage_step
+        if not 0 <= task.stage + step < lane.placement.num_stages:
             if are_all_there:
                 report.add("RHP407", lane, index, _why_past_the_end(lane, index, task, sends=sends))
         elif task not in work.broken:

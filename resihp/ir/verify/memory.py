@@ -144,7 +144,7 @@ def _spans_of(
     lane: Lane,
     sizes: Sequence[StageFacts],
     sends: Mapping[GroupName, Sequence[Transfer]],
-) -> Iterator[Live]:
+) -> Iterable[Live]:
     of_stage = dict(zip(lane.stages, sizes, strict=True))
     parts = (
         _activations(lane, of_stage),
@@ -152,8 +152,13 @@ def _spans_of(
         _receive_buffers(lanes, lane, of_stage),
         _send_buffers(lanes, lane, of_stage, sends),
     )
-    for live in chain.from_iterable(parts):
-        yield live._replace(first=lane.head_of(live.first), last=lane.last_of(live.last))
+    spans = chain.from_iterable(parts)
+    if not lane.pairs:
+        return spans
+    return (
+        live._replace(first=lane.head_of(live.first), last=lane.last_of(live.last))
+        for live in spans
+    )
 
 
 def _name(lane: Lane, task: Task) -> str:
