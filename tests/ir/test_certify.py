@@ -20,7 +20,7 @@ from resihp.ir.lanes import alike, lanes_of
 from resihp.ir.model import GroupName, Instr, Level, Op, Plan
 from resihp.ir.verify import verify
 from resihp.ir.verify.fast import certify, progress
-from resihp.ir.verify.memory import peak_bytes
+from resihp.ir.verify.memory import peaks_of
 
 OURS = ("RHP102", "RHP104", "RHP105", "RHP109", "RHP110", "RHP3", "RHP4", "RHP5", "RHP6", "RHP7")
 """What a proof covers; of RHP102 what instructions say."""
@@ -81,7 +81,7 @@ def test_memory_is_proved_up_to_the_peak_and_not_below():
         if rng.random() < 0.2:
             plan = as_schedule(plan)
         facts, lanes = random_facts(plan, rng), lanes_of(plan, alike(plan))
-        peak = max(peak_bytes(lanes, lane, facts.stages[name]) for name, lane in lanes.items())
+        peak = max(peaks_of(lanes, facts).values())
         for capacity in (peak, peak - 1, peak + 10**6):
             limited = msgspec.structs.replace(plan, memory_bytes=capacity)
             assert is_proved(limited, facts) == (capacity >= peak), seed
