@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resihp.compiler import adapt, facts_of, initial_plan, schedule_order
+    from resihp.compiler import adapt, facts_of, initial_plan, lower, schedule_order
     from resihp.config import load as load_config
     from resihp.errors import ResihpError
     from resihp.ir.expand import expand
@@ -31,6 +31,7 @@ __all__ = [
     "facts_of",
     "initial_plan",
     "load_config",
+    "lower",
     "parse",
     "print_plan",
     "schedule_order",
@@ -44,6 +45,7 @@ _HOME = {
     "facts_of": ("resihp.compiler", "facts_of"),
     "initial_plan": ("resihp.compiler", "initial_plan"),
     "load_config": ("resihp.config", "load"),
+    "lower": ("resihp.compiler", "lower"),
     "parse": ("resihp.ir.parser", "parse"),
     "print_plan": ("resihp.ir.printer", "print_plan"),
     "schedule_order": ("resihp.compiler", "schedule_order"),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resihp.cli.csv_files import in_cells, is_csv
-from resihp.cli.plan_files import name_of_file, parse_text, read_text, report
-from resihp.errors import UserError
+from resihp.cli.csv_files import add_csv_arguments, csv_reading, in_cells, is_csv
+from resihp.cli.plan_files import name_of_file, parse_text, read_text, report, write_text
 
 if TYPE_CHECKING:
     import argparse
 
+    from resihp.cli.csv_files import CsvReading
     from resihp.ir.source import Parsed
 
 __all__ = ["add_arguments", "run"]
@@ -22,7 +21,7 @@ _PASSES = ("finish", "transfers", "chunks")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("file", metavar="SCHEDULE", help="schedule file, or - for stdin")
+    parser.add_argument("file", metavar="SCHEDULE", help="schedule, or torch's CSV; - for stdin")
     parser.add_argument(
         "--transport",
         metavar="edge|pair|rank|eager=BYTES",
@@ -43,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print what this pass makes and stop; only after the last one it is a complete plan",
     )
     parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this file")
+    add_csv_arguments(parser)
     parser.epilog = (
         "The schedule and then the plan are verified. "
         "Exit status: 0 done, 1 not a schedule, or findings, 2 wrong use or unreadable file."
@@ -57,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
     from resihp.ir.parser import parse
     from resihp.ir.printer import print_plan
 
+    csv = csv_reading(args)
     text = read_text(args.file)
-    parsed = parse_text(text, args.file)
+    parsed = parse_text(text, args.file, csv)
     if isinstance(parsed, tuple):
         report(parsed, text, args.file)
         return 1
@@ -66,39 +67,31 @@ def run(args: argparse.Namespace) -> int:
     if args.transport is not None:
         plan = structs.replace(plan, transport=args.transport)
     passes = passes_for(plan, scatter_everywhere=args.scatter == "always")
-    if not _is_sound(parsed, name_of_file(args.file)):
+    if _has_errors(parsed, name_of_file(args.file), csv if is_csv(args.file, csv) else None):
         return 1
     for step in passes:
         plan = step.apply(plan)
         if step.name == args.print_after:
             break
     text = print_plan(plan)
-    if args.print_after is None and not _is_sound(parse(text), "<lowered plan>"):
+    if args.print_after is None and _has_errors(parse(text), "<lowered plan>"):
         return 1
-    _write(text, args.output)
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(args.output, text)
     return 0
 
 
-def _is_sound(parsed: Parsed, name: str) -> bool:
-    """Whether a text has no errors; findings are printed."""
+def _has_errors(parsed: Parsed, name: str, csv: CsvReading | None = None) -> bool:
+    """Whether the verifier finds errors in a text; whatever it finds is printed."""
     from resihp.compiler.facts import facts_of
     from resihp.ir.render import render_text
     from resihp.ir.verify import has_errors, verify
 
-    findings = verify(parsed, facts=facts_of, transport=parsed.plan.transport or "edge")
-    if is_csv(name):
-        findings = in_cells(findings, parsed)
+    findings = verify(parsed, facts=facts_of)
+    if csv is not None:
+        findings = in_cells(findings, parsed, csv)
     if findings:
         print(render_text(findings, parsed.text, name), file=sys.stderr)
-    return not has_errors(findings)
-
-
-def _write(text: str, path: str | None) -> None:
-    if path is None:
-        sys.stdout.write(text)
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"cannot write {path}: {reason}") from None
+    return has_errors(findings)

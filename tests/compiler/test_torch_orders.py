@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from plan_cases import model_of
 from torch.distributed.pipelining import (
     PipelineStage,
     ScheduleInterleaved1F1B,
@@ -16,8 +19,9 @@ from torch.distributed.pipelining import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from resihp.compiler import schedule_order
+from resihp.compiler import home_work, initial_plan, lower, ordered, schedule_order
 from resihp.compiler.schedules import placed
+from resihp.ir.model import Batch, Mesh, Op, Plan
 
 TORCH = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,
@@ -26,6 +30,13 @@ TORCH = {
 }
 OP_NAMES = {"F": "F", "I": "B", "W": "W", "B": "BW"}
 """What torch's letters are called here."""
+TRANSFER_NAMES = {
+    Op.SEND_ACT: "SEND_F",
+    Op.RECV_ACT: "RECV_F",
+    Op.SEND_GRAD: "SEND_B",
+    Op.RECV_GRAD: "RECV_B",
+}
+"""What torch calls ours."""
 
 
 @contextmanager
@@ -38,8 +49,8 @@ def process_group_of(world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def torch_order(kind: str, num_positions: int, num_microbatches: int, num_chunks: int):
-    """Per position (operation, stage, micro-batch); None where torch refuses the numbers."""
+def torch_schedule(kind: str, num_positions: int, num_microbatches: int, num_chunks: int):
+    """torch's own; None where it refuses the numbers."""
     num_stages = num_positions * num_chunks
     with process_group_of(num_positions):
         stages = [
@@ -47,9 +58,13 @@ def torch_order(kind: str, num_positions: int, num_microbatches: int, num_chunks
             for stage in placed(kind, num_positions, num_chunks)[0]
         ]
         try:
-            schedule = TORCH[kind](stages, num_microbatches, loss_fn=torch.nn.MSELoss())
+            return TORCH[kind](stages, num_microbatches, loss_fn=torch.nn.MSELoss())
         except ValueError:
             return None
+
+
+def torch_order(schedule, num_positions: int) -> list[list[tuple[str, int, int]]]:
+    """Per position (operation, stage, micro-batch)."""
     return [
         [
             (OP_NAMES[action.computation_type.value], action.stage_index, action.microbatch_index)
@@ -70,9 +85,42 @@ def test_the_order_is_that_of_torch(kind, num_positions, num_chunks):
     """Whatever the number of micro-batches, where torch has an order for it."""
     known = 0
     for num_microbatches in (1, 2, 3, 4, 7, 8, 10, 16):
-        theirs = torch_order(kind, num_positions, num_microbatches, num_chunks)
+        theirs = torch_schedule(kind, num_positions, num_microbatches, num_chunks)
         if theirs is not None:
             ours = schedule_order(kind, num_positions, num_microbatches, num_chunks)
-            assert [[(w.op.name, *w[1:]) for w in order] for order in ours] == theirs
+            names = [[(w.op.name, *w[1:]) for w in order] for order in ours]
+            assert names == torch_order(theirs, num_positions)
             known += 1
     assert known >= 5
+
+
+@pytest.mark.parametrize(("kind", "num_chunks"), [("interleaved-1f1b", 3), ("zbv", 2)])
+@pytest.mark.parametrize("transport", ["edge", "rank"])
+def test_what_is_sent_and_received_is_what_torch_sends_and_receives(kind, num_chunks, transport):
+    """Each rank has the same transfers of the same stages and micro-batches, in its own order."""
+    theirs = torch_schedule(kind, 4, 8, num_chunks)
+    assert theirs is not None
+    healthy = wide_plan(kind, num_chunks)
+    schedule = ordered(healthy, kind, home_work([0], 8))
+    plan = lower(msgspec.structs.replace(schedule, transport=transport))
+    for stream in plan.streams:
+        ours = Counter(
+            (TRANSFER_NAMES[instr.op], instr.stage, instr.microbatch)
+            for instr in stream.body
+            if instr.op.is_transfer
+        )
+        assert ours == Counter(
+            (action.computation_type.value, action.stage_index, action.microbatch_index)
+            for action in theirs.pipeline_order_with_comms[stream.pp]
+            if action.computation_type.value in TRANSFER_NAMES.values()
+        )
+
+
+def wide_plan(kind: str, num_chunks: int) -> Plan:
+    return initial_plan(
+        model_of(layers=4 * num_chunks),
+        Mesh(tp=1, pp=4, dp=1),
+        Batch(microbatches=8, tokens=32),
+        schedule=kind,
+        num_chunks=num_chunks,
+    )
