@@ -8,6 +8,8 @@ from pathlib import Path
 import plan_oracle
 import pytest
 import torch_peer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resihp.compiler.lower import lower
 from resihp.errors import PlanSyntaxError
@@ -35,6 +37,14 @@ SIZES = {
 }
 """Ranks, stages per rank and micro-batches of each schedule that torch makes right."""
 MADE = [(name, *size) for name, sizes in SIZES.items() for size in sizes]
+BASES = [
+    ("Interleaved1F1B", 2, 2, 2),
+    ("LoopedBFS", 3, 1, 2),
+    ("InterleavedZeroBubble", 2, 2, 4),
+    ("ZBVZeroBubble", 2, 2, 3),
+    ("DualPipeV", 2, 2, 4),
+]
+"""Small ones, which are damaged."""
 LOWERED = [made for made in MADE if made[0] not in torch_peer.SINGLE]
 
 
@@ -247,3 +257,45 @@ def _is_refused(of):
     actions = made(name, *size, defer=True).pipeline_order_with_comms
     text = "".join(",".join(map(str, row)) + "\n" for row in actions.values())
     return codes(read_torch_csv(text)) == {"RHP412"}
+
+
+@given(st.sampled_from(BASES), st.sampled_from(("compute", "comms")), st.randoms())
+def test_a_damaged_file_is_refused_exactly_if_it_would_not_run(of, kind, random):
+    """Cells that are swapped, dropped, doubled, moved or renumbered, against the slow verifier."""
+    rows = rows_of(of, kind)
+    for _ in range(random.choice((1, 1, 2, 3))):
+        damage(random.choice(rows), random)
+    try:
+        parsed = read_torch_csv("".join(",".join(row) + "\n" for row in rows), kind=kind)
+    except PlanSyntaxError:
+        return
+    try:
+        plan_oracle.run(parsed.plan)
+    except plan_oracle.RefusedError:
+        assert codes(parsed)
+    else:
+        assert codes(parsed) == set()
+
+
+def rows_of(of, kind):
+    """The cells of a file of torch."""
+    name, *size = of
+    torch_made = made(name, *size)
+    order = torch_made.pipeline_order if kind == "compute" else torch_made.pipeline_order_with_comms
+    return [[str(action or "") for action in row] for row in order.values()]
+
+
+def damage(row, random):
+    """One mistake in a row."""
+    one, other = random.randrange(len(row)), random.randrange(len(row))
+    match random.randrange(5):
+        case 0:
+            row[one], row[other] = row[other], row[one]
+        case 1:
+            del row[one]
+        case 2:
+            row.insert(other, row[one])
+        case 3:
+            row.insert(max(0, one + random.randint(-3, 3)), row.pop(one))
+        case _:
+            row[one] = row[one].replace(random.choice("0123"), random.choice("0123"))
