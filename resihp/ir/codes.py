@@ -482,7 +482,7 @@ CODES: dict[str, Code] = {
     ),
     "RHP904": Code(
         "receive posted too late",
-        "Under `rank` or `eager` somebody waits only until this receive is posted, while the "
+        "Under `eager` a send holds up its stream until this receive is posted, while the "
         "receiver computes. Posted before that compute, the iteration is shorter.",
         "Devices wait for a receive that could have been posted long before.",
     ),

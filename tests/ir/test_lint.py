@@ -10,7 +10,9 @@ import re
 import msgspec
 import pytest
 from plan_build import make_plan
+from plan_generator import generate
 from random_plans import random_plan
+from report_plans import plan_text
 
 from resihp.cli import main
 from resihp.compiler import adapt, initial_plan
@@ -20,7 +22,7 @@ from resihp.ir.diagnostics import Severity
 from resihp.ir.explanation import example_of
 from resihp.ir.lanes import lanes_of
 from resihp.ir.lint import lint
-from resihp.ir.model import Batch, GroupName, LayerRange, Mesh, ModelShape, Plan
+from resihp.ir.model import Batch, GroupName, LayerRange, Level, Mesh, ModelShape, Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.timeline import play
@@ -327,6 +329,95 @@ def test_a_cut_into_one_chunk(tp, degrees, expected):
             "`scatter_act 0` cuts into one chunk (as 3 more in this stream): both groups have one "
             "rank"
         )
+
+
+# --- several stages per group
+
+
+def looped(schedule: str, microbatches: int = 4) -> Plan:
+    """Two positions, two stages each."""
+    batch = Batch(microbatches=microbatches, tokens=16)
+    return initial_plan(MODEL, Mesh(tp=1, pp=2, dp=2), batch, schedule=schedule)
+
+
+def test_loads_are_those_of_all_stages_of_a_group():
+    """In a V a heavy last stage weighs on the first position, and stage 2 could take a layer."""
+    plan = looped("zbv")
+    firsts = (0, 1, 3, 4)
+    ranges = [LayerRange(first, last) for first, last in zip(firsts, (0, 2, 3, 7), strict=True)]
+    groups = tuple(
+        msgspec.structs.replace(group, layers=(ranges[group.pp], ranges[3 - group.pp]))
+        for group in plan.groups
+    )
+    (finding,) = warnings(msgspec.structs.replace(plan, groups=groups))
+    assert finding.message.startswith("dp0,1.pp0 each compute ")
+    assert (finding.hint or "").startswith("give layer 4 to stage 2 in every replica")
+    assert codes(plan) == []
+
+
+def test_receives_of_several_stages_share_the_allowance():
+    """Two stages are four computes per micro-batch, so eight may come between."""
+    text = print_plan(looped("looped-bfs", microbatches=12))
+    assert codes(text) == []
+    receives = "".join(f"  recv_act[1] {number}\n" for number in range(12))
+    head, tail = text.split("stream dp=0,1 pp=1 {\n")
+    for line in receives.splitlines(keepends=True):
+        assert line in tail
+        tail = tail.replace(line, "")
+    (finding,) = warnings(head + "stream dp=0,1 pp=1 {\n" + receives + tail)
+    assert finding.code == "RHP903"
+    assert finding.message == (
+        "`recv_act[1] 11` holds a buffer 11 computes longer than it has to (3 receives of this "
+        "stream are early) (and in replica 1)"
+    )
+
+
+def test_an_exchange_at_a_later_stage():
+    """Stage 1 of two micro-batches is exchanged between replicas that keep their stage 0."""
+    streams = [
+        "F 0; send_act 0 -> dp1; recv_grad 0 <- dp1; BW 0; reduce_grads; step",
+        "recv_act 0@1 <- dp1; F 0@1; BW 0@1; send_grad 0@1 -> dp1; reduce_grads; step",
+        "F 0; send_act 0 -> dp0; recv_grad 0 <- dp0; BW 0; reduce_grads; step",
+        "recv_act 0@0 <- dp0; F 0@0; BW 0@0; send_grad 0@0 -> dp0; reduce_grads; step",
+    ]
+    (finding,) = warnings(plan_text(*streams, dp=2, microbatches=1))
+    assert finding.code == "RHP905"
+    assert "at stage 1: the migration cancels" in finding.message
+    assert finding.related[0].message == "`F 0@0` of dp1.pp1"
+
+
+def test_a_schedule_is_linted_for_what_it_has():
+    """No transfers, but ranks, loads and homes."""
+    plan = make_plan(tp=2, dp=2, pp=1, degrees={GroupName(1, 0): 1})
+    streams = tuple(
+        msgspec.structs.replace(s, body=tuple(i for i in s.body if i.op.is_compute))
+        for s in plan.streams
+    )
+    schedule = msgspec.structs.replace(plan, level=Level.SCHEDULE, streams=streams)
+    assert codes(schedule) == codes(plan) == ["RHP902", "RHP901"]
+    assert [f.code for f in lint(parse(print_plan(schedule)), transport="eager=0")] == codes(plan)
+
+
+@pytest.mark.parametrize("transport", ["edge", "rank", "eager=0", "eager=2KiB"])
+def test_any_right_plan_can_be_linted(transport):
+    """Whatever the language allows; every warning stands at a line and names its code."""
+    rng = random.Random(11)
+    for _ in range(25):
+        parsed = parse(print_plan(generate(rng)))
+        if verify(parsed, transport=transport) == []:
+            for finding in lint(parsed, transport=transport):
+                assert finding.severity is Severity.WARNING
+                assert finding.code in CODES
+                assert finding.span.line <= len(parsed.lines)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "looped-bfs", "zbv"])
+def test_healthy_plans_of_several_stages_waste_nothing(schedule):
+    """At any size."""
+    model = msgspec.structs.replace(MODEL, layers=24)
+    for pp, microbatches in itertools.product((2, 3, 4), (2, 4, 8)):
+        batch = Batch(microbatches=microbatches, tokens=16)
+        assert codes(initial_plan(model, Mesh(tp=1, pp=pp, dp=2), batch, schedule=schedule)) == []
 
 
 # --- what the compiler makes

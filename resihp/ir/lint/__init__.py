@@ -13,15 +13,13 @@ from resihp.ir.lint.early import check_early
 from resihp.ir.lint.exchange import check_exchange
 from resihp.ir.lint.idle import check_idle
 from resihp.ir.lint.late import check_late
+from resihp.ir.program import boundary_type
 from resihp.ir.source import Parsed
 from resihp.ir.transport import parse_transport
 from resihp.ir.verify.findings import Findings
 from resihp.ir.view import view_of
 
 __all__ = ["lint"]
-
-_BOUNDARY_ELEMENT_BYTES = 4
-"""Activations and their gradients cross stages in float32."""
 
 
 def lint(parsed: Parsed, *, transport: str | None = None) -> list[Diagnostic]:
@@ -41,7 +39,7 @@ def lint(parsed: Parsed, *, transport: str | None = None) -> list[Diagnostic]:
     check_cuts(view, findings)
     if queues.kind == "edge":
         check_early(view, findings)
-    if queues.kind in ("rank", "eager"):
-        boundary = parsed.plan.batch.tokens * parsed.plan.model.hidden * _BOUNDARY_ELEMENT_BYTES
-        check_late(view, queues, dict.fromkeys(view.lanes, boundary), findings)
+    if queues.kind == "eager":
+        sent = boundary_type(parsed.plan.batch, parsed.plan.model).num_bytes
+        check_late(view, queues, dict.fromkeys(view.lanes, sent), findings)
     return findings.sorted()

@@ -1,12 +1,14 @@
 """RHP904: receives that are posted so late that the iteration takes longer for it.
 
-Under `rank` and `eager` what is posted may wait for a receive of something else. The plan is
-played under its transport. A receive is suspected if, at the time it is posted, a stream goes on
-that waited only for that, while the receiver computed something that stands right before the
-receive. Then the plan is played again with the receives of that stream before those computes; it
-is reported if that is faster. Moving them is safe: the order of what is posted stays the same.
-(Under `pair` what is behind a transfer is behind it at both ends, so a late receive holds up
-nothing that was ready.)
+Under `eager` a send holds up its stream while the buffer is full and its receive is not posted.
+The plan is played under its transport. A receive is suspected if, when it is posted, a blocked
+send of its channel goes on, while the receiver computed something right before the receive. Then
+the plan is played again with the receives of that stream before those computes; it is reported if
+that is faster. Moving them is safe: it changes the order of no channel.
+
+Under `edge` nobody waits for a receive. Under `pair` and `rank` what stands behind a transfer
+stands behind it at both ends of its pair, so a late receive only holds up what comes later anyway:
+no plan was found that is faster for it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import msgspec
 
 from resihp.ir.diagnostics import Related, Span
 from resihp.ir.lanes import EDGES, Lane
-from resihp.ir.model import GroupName, Instr, Op
+from resihp.ir.model import GroupName, Instr
 from resihp.ir.timeline import Timeline, play
 from resihp.ir.transfers import At, Transfer, transfers_of
 from resihp.ir.transport import Transport
@@ -32,7 +34,6 @@ __all__ = ["check_late"]
 _MOST_PLAYED = 16
 """Streams for which the plan is played again."""
 _RECEIVES = frozenset(edge.recv for edge in EDGES)
-_ZERO_COST = frozenset(op for op in Op if op.has_micro_batch and not op.is_compute)
 
 
 class _Late(NamedTuple):
@@ -59,7 +60,7 @@ def check_late(
         return
     late: dict[int, dict[int, _Late]] = defaultdict(dict)
     """By stream, then by the index of the receive."""
-    for found in _suspects(view, timeline, transport):
+    for found in _suspects(view, timeline):
         transfer = found.transfer
         late[view.lanes[transfer.receiver].stream].setdefault(transfer.recv, found)
     for stream, suspects in islice(late.items(), _MOST_PLAYED):
@@ -106,54 +107,35 @@ def _span(view: View, at: At) -> Span:
 # --- suspects --------------------------------------------------------------------------------
 
 
-def _suspects(view: View, timeline: Timeline, transport: Transport) -> Iterator[_Late]:
-    """Each wait that ends when a receive is posted which stands right after a compute."""
+def _suspects(view: View, timeline: Timeline) -> Iterator[_Late]:
+    """Each blocked send that goes on when a receive is posted which stands after a compute."""
     transfers = list(transfers_of(view.lanes))
-    posted: dict[float, list[tuple[Transfer, int]]] = defaultdict(list)
+    posted: dict[tuple[GroupName, GroupName, float], list[_Late]] = defaultdict(list)
+    """By channel and time."""
     for transfer in transfers:
         send, recv = _ends(transfer)
-        compute = _compute_before(view.lanes[recv.name], recv.position, transport)
-        if compute is not None and _arrival(timeline, send) < _start(timeline, recv):
-            posted[_start(timeline, recv)].append((transfer, compute))
+        compute = _compute_before(view.lanes[recv.name], recv.position)
+        time = _start(timeline, recv)
+        if compute is not None and _arrival(timeline, send) < time:
+            posted[send.name, recv.name, time].append(_Late(transfer, compute, send))
     for transfer in transfers:
-        waiting = _waiting(view, transfer, transport)
-        if waiting is None:
-            continue
-        ready, went_on = _arrival(timeline, waiting), _start(timeline, waiting)
-        if transport.kind != "eager":
-            ready = max(ready, *(_start(timeline, end) for end in _ends(transfer)))
-        if ready < went_on:
-            for late, compute in posted.get(went_on, ()):
-                if _shares_queue(late, transfer, transport):
-                    yield _Late(late, compute, waiting)
+        send, recv = _ends(transfer)
+        went_on = _start(timeline, send)
+        if _arrival(timeline, send) < went_on:
+            for late in posted[send.name, recv.name, went_on]:
+                yield late._replace(waiting=send)
 
 
 def _ends(transfer: Transfer) -> tuple[At, At]:
     return At(transfer.sender, transfer.send), At(transfer.receiver, transfer.recv)
 
 
-def _waiting(view: View, transfer: Transfer, transport: Transport) -> At | None:
-    """What may have to wait for the transfer."""
-    if transport.kind == "eager":
-        return At(transfer.sender, transfer.send)
-    if transfer.use is None:
-        return None
-    return At(transfer.receiver, view.lanes[transfer.receiver].head_of(transfer.use))
-
-
-def _shares_queue(late: Transfer, waiting: Transfer, transport: Transport) -> bool:
-    ends, theirs = (late.sender, late.receiver), (waiting.sender, waiting.receiver)
-    return ends == theirs or (transport.kind == "rank" and not {*ends}.isdisjoint(theirs))
-
-
-def _compute_before(lane: Lane, index: int, transport: Transport) -> int | None:
-    """The compute before the receive, if nothing of its queue stands between them."""
-    passed = _RECEIVES if transport.kind == "rank" else _ZERO_COST
+def _compute_before(lane: Lane, index: int) -> int | None:
+    """The compute before the receive, if only transfers stand between them."""
     for before in range(index - 1, -1, -1):
-        op = lane.body[before].op
-        if op.is_compute:
+        if lane.body[before].op.is_compute:
             return lane.head_of(before)
-        if op not in passed:
+        if not lane.body[before].op.has_micro_batch:
             return None
     return None
 
