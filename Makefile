@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit kills reconfigure clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -24,6 +24,12 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# The verifier against slow oracles and real runs of random plans, far more than in the suite.
+oracle: $(VENV)/.dev
+	$(BIN)/python tests/ir/oracle.py
+
+nightly: oracle
 
 kills: $(VENV)/.run
 	$(BIN)/python benchmarks/random_kills.py

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
+import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -46,6 +48,8 @@ class Outcome(NamedTuple):
 def _serve(number: int, size: int, port: int, prefix: str, pipe: Connection, moves: Any) -> None:
     """The process of one rank: run what comes until the pipe closes or something fails."""
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # gloo ends a process that gets a wrong size
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     store = TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=FAR)
     group = ProcessGroupGloo(PrefixStore(prefix, store), number, size, FAR)
 

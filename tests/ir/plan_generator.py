@@ -64,8 +64,47 @@ def generate(rng: random.Random, limits: Limits = LARGE) -> Plan:
     """A plan without findings."""
     while True:
         plan = _Draft(rng, limits).plan()
-        if plan is not None:
-            return plan
+        if plan is None:
+            continue
+        cloned = _with_clones(plan, rng) if rng.random() < 0.2 else plan
+        return cloned if len(cloned.active_ranks) <= limits.num_ranks else plan
+
+
+def _with_clones(plan: Plan, rng: random.Random) -> Plan:
+    """With new replicas that do what a replica does that keeps to itself; they share its streams.
+
+    Where there is no such replica, the plan as it is.
+    """
+    replica = rng.randrange(plan.mesh.dp)
+    mine = [group for group in plan.groups if group.replica == replica]
+    bodies = [stream for stream in plan.streams if replica in stream.replicas]
+    named: dict[bool, set[int | None]] = {False: set(), True: set()}
+    """Replicas that occur in the streams of the others, and in its own."""
+    for stream in plan.streams:
+        for instr in stream.body:
+            named[stream in bodies] |= {instr.home, instr.peer}
+    if replica in named[False] or named[True] - {None, replica} or len(mine) < plan.mesh.pp:
+        return plan
+    clones = range(plan.mesh.dp, plan.mesh.dp + rng.randint(1, 2))
+    mesh = msgspec.structs.replace(plan.mesh, dp=clones.stop)
+    groups, ranks = list(plan.groups), list(range(plan.mesh.world, mesh.world))
+    for clone in clones:
+        for group in mine:
+            members, ranks = tuple(ranks[: group.tp]), ranks[group.tp :]
+            groups.append(msgspec.structs.replace(group, replica=clone, ranks=members))
+    streams = tuple(
+        msgspec.structs.replace(
+            stream,
+            replicas=(*stream.replicas, *clones),
+            body=tuple(msgspec.structs.replace(i, home=None, peer=None) for i in stream.body),
+        )
+        if stream in bodies
+        else stream
+        for stream in plan.streams
+    )
+    return msgspec.structs.replace(
+        plan, mesh=mesh, groups=tuple(groups), streams=streams, standby=(*plan.standby, *ranks)
+    )
 
 
 def as_schedule(plan: Plan) -> Plan:

@@ -1,18 +1,18 @@
-"""Plans with a mistake (which now and then is none): one change of the streams, or a few.
+"""Plans with a mistake (which now and then is none): one change of what is written, or a few.
 
-Every mutation is a function of `MUTATIONS` that changes the streams in place and answers whether
-it found something to change.
+Every mutation is a function that changes the plan of a `Site` in place and answers whether it
+found something to change: those of `MUTATIONS` instructions, those of `ABOVE` what stands above
+the streams.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from resihp.ir.model import Instr, Op, Plan
+from resihp.ir.model import Instr, LayerRange, Op, Plan
 
 SENDS, RECVS = (Op.SEND_ACT, Op.SEND_GRAD), (Op.RECV_ACT, Op.RECV_GRAD)
 CUTS = {
@@ -33,14 +33,17 @@ SUBTLE = (
     *("defer_receives", "drop_message", "migrate", "peer", "home", "pair", "fuse", "uncut"),
 )
 """Mutations that seldom break what a single stream shows."""
+ORDER = (*("disorder",) * 5, "swap_receives", "swap_sends", "swap_reduces")
+"""Mutations of which only a run, or a look at all streams together, tells what they break."""
 
 
-class Site(NamedTuple):
+class Site:
     """What a mutation may work on."""
 
-    plan: Plan
-    bodies: list[list[Instr]]
-    rng: random.Random
+    def __init__(self, plan: Plan, rng: random.Random) -> None:
+        self.plan, self.rng = plan, rng
+        self.bodies = [list(stream.body) for stream in plan.streams]
+        """One per stream of the plan; its own bodies are those before the mutations."""
 
     def body(self) -> list[Instr]:
         return self.rng.choice([body for body in self.bodies if body] or [[Instr(Op.STEP)]])
@@ -53,28 +56,28 @@ class Site(NamedTuple):
 
 Mutation = Callable[[Site], bool]
 MUTATIONS: dict[str, Mutation] = {}
+ABOVE: dict[str, Mutation] = {}
 
 
 def mutate(
     plan: Plan, rng: random.Random, among: Sequence[str] = ()
 ) -> tuple[Plan, tuple[str, ...]]:
-    """A changed plan, and the names of the mutations: some of `among`, or of all there are.
+    """A changed plan, and the names of the mutations: some of `among`, or of all `MUTATIONS`.
 
-    Where they find nothing to change there are none. A shared stream changes for all replicas.
+    Where they find nothing to change there are none.
     """
-    bodies = [list(stream.body) for stream in plan.streams]
-    site = Site(plan, bodies, rng)
+    site = Site(plan, rng)
     names: list[str] = []
     wanted = rng.choice((1, 1, 1, 1, 2, 3))
     for _ in range(10 * wanted):
         name = rng.choice(among or list(MUTATIONS))
-        if len(names) < wanted and MUTATIONS[name](site):
+        if len(names) < wanted and (MUTATIONS | ABOVE)[name](site):
             names.append(name)
     streams = tuple(
         msgspec.structs.replace(stream, body=_well_formed(body))
-        for stream, body in zip(plan.streams, bodies, strict=True)
+        for stream, body in zip(site.plan.streams, site.bodies, strict=True)
     )
-    return msgspec.structs.replace(plan, streams=streams), tuple(names)
+    return msgspec.structs.replace(site.plan, streams=streams), tuple(names)
 
 
 def _well_formed(body: Sequence[Instr]) -> tuple[Instr, ...]:
@@ -190,7 +193,10 @@ def _disordered(body: Sequence[Instr], strength: float, rng: random.Random) -> l
             keys[before]
             for before, other in enumerate(body[:at])
             if not (instr.op.has_micro_batch and other.op.has_micro_batch)
-            or (instr.microbatch, instr.home) == (other.microbatch, other.home)
+            or (
+                instr.microbatch == other.microbatch
+                and (instr.home == other.home or None in (instr.home, other.home))
+            )
         ]
         keys.append(max([at + rng.uniform(0, strength), *bound]))
         if at and body[at - 1].paired:
@@ -400,4 +406,119 @@ def _migrate(site: Site) -> bool:
         place = body.index(instr) * len(there) // len(body)
         body.remove(instr)
         there.insert(place, instr)
+    return True
+
+
+# --- what stands above the streams
+
+
+def _above(function: Mutation) -> Mutation:
+    ABOVE[function.__name__.strip("_")] = function
+    return function
+
+
+def _replace(site: Site, **changes: object) -> None:
+    site.plan = msgspec.structs.replace(site.plan, **changes)
+
+
+@_mutation
+def _unshare(site: Site) -> bool:
+    """One replica of a shared stream gets its own, which others may change."""
+    shared = [at for at, stream in enumerate(site.plan.streams) if len(stream.replicas) > 1]
+    if not shared:
+        return False
+    at = site.rng.choice(shared)
+    streams = list(site.plan.streams)
+    chosen = site.rng.choice(streams[at].replicas)
+    rest = tuple(replica for replica in streams[at].replicas if replica != chosen)
+    streams.append(msgspec.structs.replace(streams[at], replicas=(chosen,)))
+    streams[at] = msgspec.structs.replace(streams[at], replicas=rest)
+    _replace(site, streams=tuple(streams))
+    site.bodies.append(list(site.bodies[at]))
+    _near_in(site.bodies[site.rng.choice((at, -1))], site.rng)
+    return True
+
+
+def _near_in(body: list[Instr], rng: random.Random) -> None:
+    at = rng.randrange(len(body))
+    after = min(at + 1, len(body) - 1)
+    body[at], body[after] = body[after], body[at]
+
+
+@_above
+def _tokens(site: Site) -> bool:
+    tokens = site.rng.choice((1, 2, 3, 6, 12))
+    _replace(site, batch=msgspec.structs.replace(site.plan.batch, tokens=tokens))
+    return True
+
+
+@_above
+def _count(site: Site) -> bool:
+    """One micro-batch more or fewer."""
+    batch = site.plan.batch
+    number = batch.microbatches + site.rng.choice((-1, 1))
+    _replace(site, batch=msgspec.structs.replace(batch, microbatches=max(number, 1)))
+    return number > 0
+
+
+@_above
+def _degree(site: Site) -> bool:
+    """Half of the ranks of a group stand by."""
+    large = [at for at, group in enumerate(site.plan.groups) if group.tp > 1]
+    if not large:
+        return False
+    groups, at = list(site.plan.groups), site.rng.choice(large)
+    ranks = groups[at].ranks
+    groups[at] = msgspec.structs.replace(groups[at], ranks=ranks[: len(ranks) // 2])
+    standby = sorted((*site.plan.standby, *ranks[len(ranks) // 2 :]))
+    _replace(site, groups=tuple(groups), standby=tuple(standby))
+    return True
+
+
+@_above
+def _lose(site: Site) -> bool:
+    """A group is gone, its stream with it or not."""
+    groups = list(site.plan.groups)
+    group = groups.pop(site.rng.randrange(len(groups)))
+    if not groups:
+        return False
+    lost = tuple(sorted((*site.plan.lost, *group.ranks)))
+    _replace(site, groups=tuple(groups), lost=lost)
+    if site.rng.random() < 0.8:
+        streams = [
+            msgspec.structs.replace(
+                stream, replicas=tuple(r for r in stream.replicas if r != group.replica)
+            )
+            if stream.pp == group.pp
+            else stream
+            for stream in site.plan.streams
+        ]
+        site.bodies[:] = [b for b, s in zip(site.bodies, streams, strict=True) if s.replicas]
+        _replace(site, streams=tuple(stream for stream in streams if stream.replicas))
+    return True
+
+
+@_above
+def _layers(site: Site) -> bool:
+    """A stage begins one layer later or earlier, in a group or in all of its position."""
+    chosen = site.rng.choice(site.plan.groups)
+    at, step = site.rng.randrange(len(chosen.layers)), site.rng.choice((-1, 1))
+    first, last = chosen.layers[at]
+    if not 0 <= first + step <= last:
+        return False
+    everywhere = site.rng.random() < 0.5
+    groups = tuple(
+        msgspec.structs.replace(
+            group,
+            layers=(
+                *group.layers[:at],
+                LayerRange(first + step, last),
+                *group.layers[at + 1 :],
+            ),
+        )
+        if group.pp == chosen.pp and (everywhere or group is chosen)
+        else group
+        for group in site.plan.groups
+    )
+    _replace(site, groups=groups)
     return True

@@ -89,6 +89,7 @@ class World:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        _check_layers(plan)
         self.positions = {s: pp for pp, stages in stages_of(plan).items() for s in stages}
         self.num_stages = len(self.positions)
         groups = {group.name: group for group in plan.groups}
@@ -104,6 +105,16 @@ class World:
             queue = self.channels.get((peer, machine.name), [])
             while queue and waiting:
                 machine.received[waiting.pop(0)] = queue.pop(0)
+
+
+def _check_layers(plan: Plan) -> None:
+    """Every layer once, at one position."""
+    held = {group.pp: group.layers for group in plan.groups}
+    if any(group.layers != held[group.pp] for group in plan.groups):
+        raise RefusedError("groups of a position hold different layers")
+    layers = sorted(n for ranges in held.values() for r in ranges for n in range(r[0], r[1] + 1))
+    if layers != list(range(plan.model.layers)):
+        raise RefusedError("not every layer once")
 
 
 def stages_of(plan: Plan) -> dict[int, list[int]]:
