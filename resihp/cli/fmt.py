@@ -1,4 +1,4 @@
-"""`resihp fmt`: plans in the canonical formatting."""
+"""`resihp fmt`: plans, schedules and programs in the canonical formatting."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resihp.cli.csv_files import is_csv
-from resihp.cli.plan_files import name_of_file, parse_text, read_text, report
-from resihp.errors import UserError
+from resihp.cli.plan_files import name_of_file, parse_any, read_text, report
+from resihp.errors import PlanSyntaxError, UserError
 
 if TYPE_CHECKING:
     import argparse
@@ -44,11 +44,12 @@ def _format_one(path: str, args: argparse.Namespace) -> int:
     from resihp.ir.printer import format_text
 
     text = read_text(path)
-    parsed = parse_text(text, path)
-    if isinstance(parsed, tuple):
-        report(parsed, text, path)
+    try:
+        parsed = parse_any(text, path)
+    except PlanSyntaxError as error:
+        report(error.diagnostics, text, path)
         return 1
-    formatted = format_text(parsed)
+    formatted = format_text(parsed[0] if isinstance(parsed, tuple) else parsed)
     if args.write:
         _write(path, text, formatted)
     elif args.check:

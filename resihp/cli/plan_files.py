@@ -13,9 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resihp.ir.diagnostics import Diagnostic
-    from resihp.ir.source import Parsed
+    from resihp.ir.source import Parsed, ParsedProgram
 
-__all__ = ["name_of_file", "parse_file", "parse_text", "read_text", "report", "write_text"]
+__all__ = [
+    "name_of_file",
+    "parse_any",
+    "parse_file",
+    "parse_text",
+    "read_text",
+    "report",
+    "write_text",
+]
 
 
 def name_of_file(path: str) -> str:
@@ -55,6 +63,20 @@ def parse_file(text: str, path: str, csv: CsvReading = AS_IT_IS) -> Parsed:
     from resihp.ir.parser import parse
 
     return parse(text, path=name_of_file(path))
+
+
+def parse_any(text: str, path: str) -> Parsed | tuple[ParsedProgram, ...]:
+    """The plan, schedule or CSV, or the programs. Raises `PlanSyntaxError`."""
+    from resihp.ir.header import Header, read_header
+    from resihp.ir.model import Level
+    from resihp.ir.reader import normalise
+
+    header = read_header(normalise(text))
+    if is_csv(path) or not isinstance(header, Header) or header.level is not Level.PROGRAM:
+        return parse_file(text, path)
+    from resihp.ir.program_text import parse_programs
+
+    return parse_programs(text, path=name_of_file(path))
 
 
 def write_text(path: str, text: str) -> None:

@@ -10,13 +10,17 @@ import re
 
 from resihp.ir.levels import BODY_WORDS
 from resihp.ir.model import Instr, Op
+from resihp.ir.program import TensorType, Transfer
+from resihp.ir.statements import ProgramLine
 
-__all__ = ["read_instruction"]
+__all__ = ["read_instruction", "read_program_line"]
 
 _NUMBER = r"(0|[1-9][0-9]{0,8})"
 _INSTRUCTION = re.compile(
     rf"([A-Za-z_]+)(?:\[{_NUMBER}\])?(?: {_NUMBER}(?:@{_NUMBER})?)?(?: (->|<-) dp{_NUMBER})?"
 )
+_PEER = re.compile(rf"{_NUMBER}(?::{_NUMBER}/{_NUMBER})?")
+_TRANSFER = re.compile(rf"  ([^ ]+ [^ ]+) (->|<-) ([0-9:/,]+) {_NUMBER}x{_NUMBER}xf32")
 _ARROWS = {Op.SEND_ACT: "->", Op.SEND_GRAD: "->", Op.RECV_ACT: "<-", Op.RECV_GRAD: "<-"}
 
 
@@ -32,6 +36,35 @@ def read_instruction(line: str) -> tuple[Instr, ...] | None:
     if other is None or not (instr.op.is_compute and other.op.is_compute):
         return None
     return instr, other
+
+
+def read_program_line(line: str) -> tuple[ProgramLine, ...] | None:
+    """The instruction of a line of a `run` block, or both of a pair."""
+    found = _TRANSFER.fullmatch(line)
+    if found is None:
+        instrs = read_instruction(line)
+        if instrs is None or instrs[0].op in _ARROWS:
+            return None
+        return tuple(ProgramLine(instr, (), None) for instr in instrs)
+    text, arrow, peers, tokens, hidden = found.groups()
+    instr = _instruction(text)
+    transfers = _transfers(peers)
+    if instr is None or instr.peer is not None or transfers is None:
+        return None
+    if _ARROWS.get(instr.op) != arrow:
+        return None
+    return (ProgramLine(instr, transfers, TensorType(int(tokens), int(hidden))),)
+
+
+def _transfers(peers: str) -> tuple[Transfer, ...] | None:
+    transfers: list[Transfer] = []
+    for peer in peers.split(","):
+        found = _PEER.fullmatch(peer)
+        if found is None:
+            return None
+        rank, chunk, num_chunks = found.groups()
+        transfers.append(Transfer(int(rank), int(chunk or 0), int(num_chunks or 1)))
+    return tuple(transfers)
 
 
 def _instruction(text: str, *, paired: bool = False) -> Instr | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from resihp.ir.lines import BLANKS, code_of
 from resihp.ir.model import Group, Instr, Plan
-from resihp.ir.source import Parsed
+from resihp.ir.source import Text
 from resihp.ir.statements import (
     Lost,
     Memory,
@@ -21,8 +21,15 @@ from resihp.ir.statements import (
     Version,
     columns_of,
     spell_instr,
+    spell_program_line,
 )
-from resihp.ir.syntax import Budget, read_instruction, read_source, read_statement
+from resihp.ir.syntax import (
+    Budget,
+    read_instruction,
+    read_program_line,
+    read_source,
+    read_statement,
+)
 
 __all__ = ["format_text", "print_plan"]
 
@@ -41,7 +48,7 @@ def print_plan(plan: Plan) -> str:
     return "".join([*_layout([*_header(plan), *_places(plan)]), *_streams(plan)])
 
 
-def format_text(parsed: Parsed) -> str:
+def format_text(parsed: Text) -> str:
     """The text of `parsed` with canonical spacing and spelling; comments and order stay.
 
     Runs of blank lines shrink to one. Formatting a formatted text changes nothing.
@@ -120,6 +127,9 @@ def _reread(text: str) -> Iterator[_Line]:
             yield _Line(("}",), comment=comment)
         elif block == "stream":
             pair = " & ".join(map(spell_instr, read_instruction(code)))
+            yield _Line((pair,), indent="  ", comment=comment)
+        elif block == "run":
+            pair = " & ".join(map(spell_program_line, read_program_line(code)))
             yield _Line((pair,), indent="  ", comment=comment)
         elif block == "reconfigure":
             yield _Line(columns_of(read_source(code, budget)), indent="  ", comment=comment)

@@ -1,4 +1,4 @@
-"""A plan together with the places in the text that it was read from."""
+"""A plan or program together with the places in the text that it was read from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ import msgspec
 from resihp.ir.diagnostics import Span
 from resihp.ir.lines import BLANKS, code_of
 from resihp.ir.model import Plan
+from resihp.ir.program import Program
 
 if TYPE_CHECKING:
     from resihp.ir.arrays import Arrays
 
-__all__ = ["BodyPlaces", "Parsed", "Places", "StreamSource", "instruction_columns"]
+__all__ = [
+    "BodyPlaces",
+    "Parsed",
+    "ParsedProgram",
+    "Places",
+    "StreamSource",
+    "Text",
+    "instruction_columns",
+]
 
 
 class Places(ABC):
@@ -70,35 +79,22 @@ class StreamSource(msgspec.Struct, frozen=True, kw_only=True):
         return Span(self.body_line + offset, column, end_column)
 
 
-class Parsed(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What `parse` returns: the plan, its text (newlines as `\\n`) and its places."""
+class Text(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What was read, with the places of its lines."""
 
-    plan: Plan
     text: str
+    """With newlines as `\\n`."""
     path: str | None
     statements: dict[str, Span]
     """Places of the lines that appear at most once, by first word (`mesh`, `lost`, …).
 
     The first line of the text is `plan`, at any level.
     """
-    groups: tuple[Span, ...]
-    """One place per entry of `plan.groups`."""
-    reconfigure: tuple[Span, ...]
-    """One place per entry of `plan.reconfigure`."""
-    streams: tuple[StreamSource, ...]
-    """One per entry of `plan.streams`."""
 
     @cached_property
     def lines(self) -> list[str]:
         """The text line by line, split when first asked for."""
         return self.text.split("\n")
-
-    @cached_property
-    def arrays(self) -> Arrays | None:
-        """The plan as arrays, made when first asked for; see `resihp.ir.arrays`."""
-        from resihp.ir.arrays import arrays_of  # imports numpy
-
-        return arrays_of(self.plan)
 
     def statement(self, keyword: str) -> Span:
         """Place of the line that starts with `keyword`; the first line where none does."""
@@ -113,3 +109,30 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if found is None:
             return span
         return Span(span.line, found.start() + 1, found.end() + 1)
+
+
+class Parsed(Text, frozen=True, kw_only=True, dict=True):
+    """What `parse` returns: the plan, its text and its places."""
+
+    plan: Plan
+    groups: tuple[Span, ...]
+    """One place per entry of `plan.groups`."""
+    reconfigure: tuple[Span, ...]
+    """One place per entry of `plan.reconfigure`."""
+    streams: tuple[StreamSource, ...]
+    """One per entry of `plan.streams`."""
+
+    @cached_property
+    def arrays(self) -> Arrays | None:
+        """The plan as arrays, made when first asked for; see `resihp.ir.arrays`."""
+        from resihp.ir.arrays import arrays_of  # imports numpy
+
+        return arrays_of(self.plan)
+
+
+class ParsedProgram(Text, frozen=True, kw_only=True, dict=True):
+    """A program, its places, and the text that it is, or is one part of."""
+
+    program: Program
+    run: StreamSource
+    """Places of `program.instrs`."""

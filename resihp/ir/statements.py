@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,7 @@ from resihp.ir.model import (
     Reshard,
     Resume,
 )
+from resihp.ir.program import TensorType, Transfer
 
 __all__ = [
     "KEYWORDS",
@@ -32,6 +34,7 @@ __all__ = [
     "Lost",
     "Memory",
     "Order",
+    "ProgramLine",
     "RankHead",
     "ReconfigureHead",
     "RunHead",
@@ -45,6 +48,7 @@ __all__ = [
     "spell_instr",
     "spell_layers",
     "spell_numbers",
+    "spell_program_line",
     "spell_size",
 ]
 
@@ -117,6 +121,16 @@ class RankHead(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerRange, ...]
     stages: tuple[int, ...]
     num_stages: int
+
+
+class ProgramLine(NamedTuple):
+    """One instruction of a program: `send_act 0@1 -> 6:0/2,7:1/2 128x256xf32`."""
+
+    instr: Instr
+    transfers: tuple[Transfer, ...]
+    """Of a send or receive, as written; a peer alone takes the whole tensor."""
+    tensor: TensorType | None
+    """Of each message of a send or receive."""
 
 
 class RunHead(msgspec.Struct, frozen=True):
@@ -216,6 +230,20 @@ def spell_instr(instr: Instr) -> str:
     home = "" if instr.home is None else f"@{instr.home}"
     peer = "" if instr.peer is None else f" {_ARROWS[instr.op]} dp{instr.peer}"
     return f"{instr.op.mnemonic}{stage}{operand}{home}{peer}"
+
+
+def spell_program_line(line: ProgramLine) -> str:
+    """`send_act 0@1 -> 6:0/2,7:1/2 128x256xf32`; without the `&` of a pair."""
+    instr, transfers, tensor = line
+    if not transfers:
+        return spell_instr(instr)
+    peers = ",".join(map(_spell_transfer, transfers))
+    return f"{spell_instr(instr)} {_ARROWS[instr.op]} {peers} {tensor}"
+
+
+def _spell_transfer(transfer: Transfer) -> str:
+    peer, chunk, num_chunks = transfer
+    return str(peer) if (chunk, num_chunks) == (0, 1) else f"{peer}:{chunk}/{num_chunks}"
 
 
 _ARROWS = {Op.SEND_ACT: "->", Op.SEND_GRAD: "->", Op.RECV_ACT: "<-", Op.RECV_GRAD: "<-"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, cast
+from typing import cast
 
 from lark import Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
@@ -29,6 +29,7 @@ from resihp.ir.statements import (
     Lost,
     Memory,
     Order,
+    ProgramLine,
     RankHead,
     ReconfigureHead,
     RunHead,
@@ -42,7 +43,6 @@ from resihp.ir.transport import Transport
 from resihp.ir.trees import Start, listed, number, parse_tree, place, refuse, tokens, trees
 
 __all__ = [
-    "ProgramLine",
     "read_instruction",
     "read_program_line",
     "read_source",
@@ -51,16 +51,6 @@ __all__ = [
 
 _UNITS = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"([0-9]+)(KiB|MiB|GiB)?")
-
-
-class ProgramLine(NamedTuple):
-    """One instruction of a program: `send_act 0@1 -> 6:0/2,7:1/2 128x256xf32`."""
-
-    instr: Instr
-    transfers: tuple[Transfer, ...]
-    """Of a send or receive, as written; a peer alone takes the whole tensor."""
-    tensor: TensorType | None
-    """Of each message of a send or receive."""
 
 
 def read_statement(code: str, budget: Budget) -> Statement:

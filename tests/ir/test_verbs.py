@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -152,32 +153,55 @@ def test_show_draws_the_plan(capsys, good):
     assert "dp1.pp0 tp=1" in capsys.readouterr().out
 
 
-def test_expand_lists_the_program_of_a_rank(capsys, good):
-    """Homes, peers, chunks and bytes in columns; a rank without a program is wrong use."""
+def test_expand_prints_the_program_of_a_rank(capsys, good):
+    """Homes, peers, chunks and tensor types; a rank without a program is wrong use."""
     assert main(["expand", "--rank", "4", str(good)]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[:5] == [
-        "rank 4: member 0 of 1 in dp1.pp0, layers 0..3, stage 0 of 2",
-        " #  instruction      peers and chunks                       bytes each",
-        " 0  F 0@1",
-        " 1  scatter_act 0@1  2 chunks",
-        " 2  send_act 0@1     -> rank 6 chunk 0/2, rank 7 chunk 1/2        2048",
+    assert lines[0] == "program 1"
+    assert lines[5:11] == [
+        "rank 4 group=dp1.pp0 member=0 tp=1 layers=0..3 stages=0 of=2",
+        "",
+        "run {",
+        "  F 0@1",
+        "  scatter_act 0@1",
+        "  send_act 0@1 -> 6:0/2,7:1/2 8x64xf32",
     ]
-    assert lines[-3:] == ["24  reduce_grads", "25  step", ""]
+    assert lines[-4:] == ["  reduce_grads", "  step", "}", ""]
     assert main(["expand", "--rank", "5", str(good)]) == 2
     assert "rank 5 is in no group" in capsys.readouterr().err
+
+
+def test_expand_notes_what_the_text_leaves_to_the_reader(capsys, good):
+    """Chunks and bytes as comments, aligned as `fmt` aligns them."""
+    assert main(["expand", "--rank", "4", "--verbose", str(good)]) == 0
+    text = capsys.readouterr().out
+    send = "  send_act 0@1 -> 6:0/2,7:1/2 8x64xf32"
+    assert f"{'  scatter_act 0@1':<{len(send)}}  # 2 chunks\n{send}  # 2 x 2048 bytes\n" in text
+    assert main(["expand", "--rank", "4", str(good)]) == 0
+    bare = [line.partition("#")[0].rstrip() for line in text.split("\n")]
+    assert capsys.readouterr().out.split("\n") == bare
+
+
+def test_expand_prints_all_programs(capsys, good):
+    """One after the other, as other verbs read them."""
+    assert main(["expand", str(good)]) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"^rank (\d+)", text, flags=re.MULTILINE) == list("0123467")
+    assert main(["expand", "--format", "json", str(good)]) == 0
+    assert [one["rank"] for one in json.loads(capsys.readouterr().out)] == [0, 1, 2, 3, 4, 6, 7]
 
 
 def test_expand_writes_json(capsys, good):
     """The same for programs; what an instruction does not have is left out."""
     assert main(["expand", "--rank", "6", "--format", "json", str(good)]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert (listed["rank"], listed["group"], listed["layers"]) == (6, "dp1.pp1", [4, 7])
+    assert (listed["rank"], listed["group"], listed["layers"]) == (6, "dp1.pp1", [[4, 7]])
     assert listed["boundary_bytes"] == 16 * 64 * 4
+    of_stage_1 = {"stage": 1, "home": 1, "microbatch": 0}
     transfer = {"peer": 4, "chunk": 0, "num_chunks": 2, "num_bytes": 2048}
     assert listed["instrs"][:2] == [
-        {"index": 0, "op": "recv_act", "home": 1, "microbatch": 0, "transfers": [transfer]},
-        {"index": 1, "op": "gather_act", "home": 1, "microbatch": 0, "num_chunks": 2},
+        {"index": 0, "op": "recv_act", **of_stage_1, "transfers": [transfer]},
+        {"index": 1, "op": "gather_act", **of_stage_1, "num_chunks": 2},
     ]
     assert listed["instrs"][-1]["op"] == "step"
 
