@@ -17,7 +17,7 @@ DEFAULT_WIDTH = 100
 _LETTERS = {Op.F: "F", Op.B: "B", Op.W: "W", Op.BW: "X"}
 _FOREIGN = "'"
 _IDLE = "."
-_PAIRED = "+"
+_PAIRED = "&"
 _MARGIN = len("  idle  ")
 
 
@@ -108,11 +108,11 @@ def _tracks(
         task = lane.tasks[index]
         letter = _LETTERS.get(lane.body[index].op)
         if letter is not None and task is not None:
-            stage = task.stage
+            cell = _cell(letter, task, lane.name.replica, digits)
+            if index in lane.pairs:
+                cell += _PAIRED
             for unit in range(int(timeline.starts[lane.name][index]), int(end)):
-                before = f"{tracks[stage][unit]}{_PAIRED}" if tracks[stage][unit] else ""
-                cell = _cell(letter, task, lane.name.replica, digits)
-                tracks[stage][unit] = f"{before}{cell}"
+                tracks[task.stage][unit] = cell
     for unit in range(length):
         if not any(track[unit] for track in tracks.values()):
             for track in tracks.values():
@@ -145,8 +145,8 @@ def _legend(plan: Plan, lanes: Mapping[GroupName, Lane]) -> str:
     }
     words = [text for op, text in meanings.items() if op in used]
     words.append(f"{_IDLE} idle")
-    if any(instr.paired for lane in lanes.values() for instr in lane.body):
-        words.append(f"F3{_PAIRED}X1, or two stages at once: overlapped")
+    if any(lane.pairs for lane in lanes.values()):
+        words.append(f"F3{_PAIRED} overlapped with what follows")
     homes = [
         (task.home, name.replica)
         for name, lane in lanes.items()

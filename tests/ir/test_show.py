@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
+from plan_build import MODEL
 
+from resihp.compiler import initial_plan
+from resihp.ir.model import Batch, Level, Mesh
 from resihp.ir.parser import parse
 from resihp.ir.show import draw
 
@@ -62,3 +66,26 @@ def test_a_long_picture_is_broken_into_bands_with_all_rows(width):
     bands = draw(parse(ALONE.format(IN_TURN.replace(", ", "\n") + "\n")).plan, width=width)
     assert all(len(line) <= width for line in bands.splitlines()[2:-4])
     assert bands.count("dp0.pp0 [0]") == bands.count("        [1]") >= 1
+
+
+def test_a_pair_is_marked():
+    """Its two share the device: they are drawn one after the other, and belong together."""
+    paired = IN_TURN.replace("BW[1] 0, F[0] 1, BW[0] 0", "F[0] 1 & BW[1] 0, BW[0] 0")
+    assert picture(paired) == [
+        "dp0.pp0 [0]    0%  F0      F1&         X0  X0              X1  X1",
+        " [1]            F0      X0  X0          F1  X1  X1",
+    ]
+    text = ALONE.format("  F[0] 0\n  F[0] 1 & F[1] 0\n")
+    assert "F3& overlapped with what follows" in draw(parse(text).plan)
+
+
+def test_a_schedule_is_drawn_like_the_plan_that_it_becomes():
+    """Transfers take no time, so the picture is the same but for the words above and below."""
+    batch = Batch(microbatches=4, tokens=16)
+    plan = initial_plan(MODEL, Mesh(tp=1, pp=2, dp=2), batch, schedule="zbv")
+    streams = tuple(
+        msgspec.structs.replace(s, body=tuple(i for i in s.body if i.op.is_compute))
+        for s in plan.streams
+    )
+    schedule = msgspec.structs.replace(plan, level=Level.SCHEDULE, streams=streams)
+    assert draw(schedule) == draw(plan)
