@@ -53,8 +53,8 @@ def check_early(view: View, findings: Findings) -> None:
                     f"{lane.text(worst.use)} needs the tensor here", view.span(lane, worst.use)
                 ),
             ),
-            hint=f"move it down; line {view.line(lane, worst.latest)} is the first that it has to "
-            "come before",
+            hint=f"move it down, as far as right before {lane.text_of_pair(worst.latest)} (line "
+            f"{view.line(lane, worst.latest)})",
             replica=lane.name.replica,
         )
 
