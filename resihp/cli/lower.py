@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Verify the schedule, lower it, verify the plan and print it."""
     from msgspec import structs
 
-    from resihp.compiler.lower import passes_for
+    from resihp.compiler.lower import lower, transport_of
     from resihp.ir.parser import parse
     from resihp.ir.printer import print_plan
 
@@ -66,13 +66,11 @@ def run(args: argparse.Namespace) -> int:
     plan = parsed.plan
     if args.transport is not None:
         plan = structs.replace(plan, transport=args.transport)
-    passes = passes_for(plan, scatter_everywhere=args.scatter == "always")
+    transport_of(plan)
     if _has_errors(parsed, name_of_file(args.file), csv if is_csv(args.file, csv) else None):
         return 1
-    for step in passes:
-        plan = step.apply(plan)
-        if step.name == args.print_after:
-            break
+    last_pass = _PASSES[-1] if args.print_after is None else args.print_after
+    plan = lower(plan, scatter_everywhere=args.scatter == "always", last_pass=last_pass)
     text = print_plan(plan)
     if args.print_after is None and _has_errors(parse(text), "<lowered plan>"):
         return 1

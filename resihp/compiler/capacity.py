@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from resihp.compiler.facts import facts_of
+from resihp.compiler.kinds import kinds_of
 from resihp.compiler.sources import spell_layers
-from resihp.ir.lanes import alike, lanes_of
+from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Group, GroupName, Plan
 from resihp.ir.verify.memory import peaks_of
 
@@ -33,17 +34,20 @@ def oversized(plan: Plan) -> list[Oversized]:
     capacity = plan.memory_bytes
     if capacity is None:
         return []
-    # Replicas that are alike have the same peaks, so one of each kind is enough to look at.
-    kinds = alike(plan)
-    lanes = lanes_of(plan, kinds)
-    peaks = peaks_of(lanes, facts_of(plan))
-    first_of = {replica: first for first, others in kinds.items() for replica in others}
-    needed = {g.name: peaks[GroupName(first_of[g.replica], g.pp)] for g in plan.groups}
-    return [
-        Oversized(group, needed[group.name], capacity)
-        for group in plan.groups
-        if needed[group.name] > capacity
-    ]
+    # Replicas of a kind keep the same alive, so one of each is enough to look at.
+    kinds = kinds_of(plan)
+    facts = facts_of(plan)
+    peaks = peaks_of(lanes_of(plan, {kind.first for kind in kinds}), facts)
+    first_of = {replica: kind.first for kind in kinds for replica in kind.replicas}
+    state = {name: sum(s.state_bytes for s in sizes) for name, sizes in facts.stages.items()}
+    found: list[Oversized] = []
+    for group in plan.groups:
+        first = GroupName(first_of[group.replica], group.pp)
+        # How many sums of gradients there are follows from the numbers of the micro-batches too.
+        needed = peaks[first] - state[first] + state[group.name]
+        if needed > capacity:
+            found.append(Oversized(group, needed, capacity))
+    return found
 
 
 def _mib(num_bytes: int) -> str:

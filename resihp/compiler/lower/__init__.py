@@ -4,35 +4,28 @@
     transfers   send and receive of what crosses between groups
     chunks      scatter and gather where their TP degrees differ
 
-Passes are pure functions from plan to plan. They look at one replica of each kind, and equal
-streams of a position are one, so a large healthy job costs no more than a small one.
+Passes are pure functions from plan to plan. They are given one replica of each kind, and what
+they make is copied to the others; so a large job costs as much as it has different replicas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
+from resihp.compiler.kinds import first_of_each, for_all, kinds_of
 from resihp.compiler.lower.chunks import add_chunks
 from resihp.compiler.lower.finish import add_finish
 from resihp.compiler.lower.transfers import add_transfers
 from resihp.errors import UserError
 from resihp.ir.model import Level, Op, Plan
 from resihp.ir.timeline import UNIT_COST
-from resihp.ir.transport import parse_transport
+from resihp.ir.transport import Transport, parse_transport
 
-__all__ = ["PASSES", "Pass", "lower", "passes_for"]
+__all__ = ["PASSES", "lower", "transport_of"]
 
 PASSES = ("finish", "transfers", "chunks")
 """Names of the passes, in their order."""
-
-
-class Pass(NamedTuple):
-    """One step of the way down."""
-
-    name: str
-    apply: Callable[[Plan], Plan]
 
 
 def lower(
@@ -40,39 +33,38 @@ def lower(
     *,
     scatter_everywhere: bool = False,
     cost: Mapping[Op, float] = UNIT_COST,
+    last_pass: str = PASSES[-1],
 ) -> Plan:
     """The plan of a verified schedule, for the transport that it names (`edge` if none).
-
-    Raises UserError for what is no schedule, or one that cannot run.
-    """
-    plan = schedule
-    for step in passes_for(schedule, scatter_everywhere=scatter_everywhere, cost=cost):
-        plan = step.apply(plan)
-    return plan
-
-
-def passes_for(
-    schedule: Plan,
-    *,
-    scatter_everywhere: bool = False,
-    cost: Mapping[Op, float] = UNIT_COST,
-) -> tuple[Pass, ...]:
-    """The passes that lower `schedule`, each to be applied to what the one before gave.
 
     Under `edge` receives are late. Under the other transports sends and receives are listed
     together: with one queue for both directions, or with sends that block, a late receive can
     hold up the whole pipeline. `cost` is what the schedule is played with; any cost gives a
     right plan, the real one the best. `scatter_everywhere` cuts between equal TP degrees too.
+    What comes before the end of `last_pass` is for looking at.
+
+    Raises UserError for what is no schedule, or one that cannot run, or an unknown transport.
+    """
+    transport = transport_of(schedule)
+    passes: tuple[Callable[[Plan], Plan], ...] = (
+        partial(add_finish, cost=cost),
+        partial(add_transfers, cost=cost, together=transport.kind != "edge"),
+        partial(add_chunks, everywhere=scatter_everywhere),
+    )
+    kinds = kinds_of(schedule)
+    plan = first_of_each(schedule, kinds)
+    for name, apply in zip(PASSES, passes, strict=True):
+        plan = apply(plan)
+        if name == last_pass:
+            break
+    return for_all(schedule, plan, kinds)
+
+
+def transport_of(schedule: Plan) -> Transport:
+    """What `schedule` is lowered for.
 
     Raises UserError for what is no schedule, or an unknown transport.
     """
     if schedule.level is not Level.SCHEDULE:
         raise UserError("this is a plan already: only a text that starts with `schedule 1` lowers")
-    transport = parse_transport(schedule.transport or "edge")
-    together = transport.kind != "edge"
-    steps = (
-        partial(add_finish, cost=cost),
-        partial(add_transfers, cost=cost, together=together),
-        partial(add_chunks, everywhere=scatter_everywhere),
-    )
-    return tuple(Pass(name, step) for name, step in zip(PASSES, steps, strict=True))
+    return parse_transport(schedule.transport or "edge")

@@ -1,8 +1,4 @@
-"""The streams of a plan as steps that need and make tensors.
-
-Of replicas that do the same only the first is looked at (`resihp.ir.lanes.alike`), so that the
-work of a pass follows the number of different replicas, not of all.
-"""
+"""The streams of a plan as steps that need and make tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 
 from resihp.errors import UserError
-from resihp.ir.lanes import alike
 from resihp.ir.model import GroupName, Instr, Level, Op, Plan, Stream
 from resihp.ir.placement import Placement, placement_of
 
@@ -47,7 +42,7 @@ class Step(NamedTuple):
 
 
 Lanes = Mapping[GroupName, Sequence[Step]]
-"""What each group of one replica of each kind does, in order."""
+"""What each group does, in order."""
 
 
 def lanes_of(plan: Plan) -> Lanes:
@@ -63,38 +58,20 @@ def lanes_of(plan: Plan) -> Lanes:
 
 
 def bodies_of(plan: Plan) -> dict[GroupName, tuple[Instr, ...]]:
-    """The stream of each group of one replica of each kind, replica by replica."""
+    """The stream of each group, replica by replica."""
     bodies = {
         GroupName(replica, stream.pp): stream.body
         for stream in plan.streams
         for replica in stream.replicas
     }
-    kinds = alike(plan)
-    names = sorted(group.name for group in plan.groups if group.replica in kinds)
-    return {name: bodies[name] for name in names if name in bodies}
+    return {name: bodies[name] for name in sorted(bodies)}
 
 
 def replace_bodies(plan: Plan, bodies: Mapping[GroupName, Sequence[Instr]]) -> Plan:
-    """`plan` with other streams for the groups of `bodies_of`, and so for those like them.
-
-    Groups of a position that run the same share a stream; streams come in the order of their
-    first groups.
-    """
-    known: dict[tuple[Instr, ...], tuple[Instr, ...]] = {}
-    shared: dict[GroupName, tuple[Instr, ...]] = {}
-    for name, instrs in bodies.items():
-        body = tuple(instrs)
-        shared[name] = known.setdefault(body, body)
-    first_of = {replica: first for first, others in alike(plan).items() for replica in others}
-    replicas: dict[tuple[int, int], list[int]] = {}
-    for group in plan.groups:
-        body = shared.get(GroupName(first_of[group.replica], group.pp))
-        if body is not None:
-            replicas.setdefault((group.pp, id(body)), []).append(group.replica)
-    by_id = {id(body): body for body in shared.values()}
+    """`plan` with other streams, one for each group."""
     streams = tuple(
-        Stream(replicas=tuple(members), pp=pp, body=by_id[body])
-        for (pp, body), members in replicas.items()
+        Stream(replicas=(name.replica,), pp=name.pp, body=tuple(body))
+        for name, body in bodies.items()
     )
     return msgspec.structs.replace(plan, streams=streams, level=Level.PLAN)
 
