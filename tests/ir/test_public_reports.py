@@ -14,11 +14,15 @@ import pytest
 from report_plans import END, edit, found, plan_text
 
 from resihp.compiler.facts import facts_of
+from resihp.errors import PlanSyntaxError
+from resihp.ir.expand import expand
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.lanes import lanes_of
 from resihp.ir.lint import lint
 from resihp.ir.model import Op
 from resihp.ir.parser import parse
+from resihp.ir.program import TensorType
+from resihp.ir.program_text import parse_programs, print_program
 from resihp.ir.timeline import play
 from resihp.ir.transport import parse_transport
 from resihp.ir.verify import verify
@@ -382,6 +386,18 @@ def test_a_stage_that_owes_a_gradient():
     """Report 37: the stage before waits for a gradient that nobody sends."""
     bad = edit(PAIR, ("BW 0; send_grad 0", "BW 0"))
     assert found(bad) == [("RHP401", "dp0.pp0: recv_grad 0")]
+
+
+def test_a_message_of_another_element_type():
+    """Reports 35 and 36: what crosses stages is float32, and no program can say otherwise."""
+    good = print_program(expand(parse(PAIR).plan, rank=1))
+    assert parse_programs(good)[0].program.instrs[0].tensor == TensorType(16, 64, "f32")
+    bad = good.replace("recv_act 0@0 <- 0 16x64xf32", "recv_act 0@0 <- 0 16x64xf16")
+    with pytest.raises(PlanSyntaxError) as refused:
+        parse_programs(bad)
+    (finding,) = refused.value.diagnostics
+    assert finding.code == "RHP001"
+    assert bad.split("\n")[finding.span.line - 1] == "  recv_act 0@0 <- 0 16x64xf16"
 
 
 # --- memory
