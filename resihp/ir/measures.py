@@ -10,8 +10,8 @@ import msgspec
 from resihp.ir.facts import Facts
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Plan
+from resihp.ir.playback import play_back
 from resihp.ir.reshard import ShardLoad, ShardMove, loads, transfers
-from resihp.ir.timeline import play
 from resihp.ir.verify.memory import peaks_of
 
 __all__ = ["Measures", "Peak", "StateMove", "measure", "state_moves"]
@@ -29,7 +29,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration of a plan."""
 
     makespan: float
-    """In units of time: F, B and W take one, BW two, transfers none."""
+    """In units of time under the plan's transport: F, B and W take one, BW two, transfers none."""
     idle: float
     """Share of the time that TP groups compute nothing, 0 .. 1, over all groups."""
     peak: Peak | None
@@ -48,7 +48,7 @@ class StateMove(msgspec.Struct, frozen=True, kw_only=True):
 def measure(plan: Plan, facts: Facts) -> Measures:
     """Time and peak memory of a verified plan."""
     lanes = lanes_of(plan)
-    timeline = play(lanes)
+    timeline = play_back(plan, lanes)
     makespan = timeline.makespan
     busy = sum(_busy(timeline.starts[name], timeline.ends[name]) for name in lanes)
     return Measures(

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from resihp.ir.lanes import Lane, Task, lanes_of
 from resihp.ir.model import GroupName, Op, Plan
 from resihp.ir.placement import Placement, placement_of
+from resihp.ir.playback import play_back
 from resihp.ir.statements import spell_numbers
-from resihp.ir.timeline import UNIT_COST, Timeline, play
+from resihp.ir.timeline import UNIT_COST, Timeline
 
 __all__ = ["DEFAULT_WIDTH", "draw"]
 
@@ -34,12 +35,13 @@ class _Row(NamedTuple):
 def draw(plan: Plan, *, width: int = DEFAULT_WIDTH) -> str:
     """The picture as text, broken into bands of time that fit `width` columns.
 
-    F, B and W take one unit of time each, BW two, transfers none. A group that runs several
+    F, B and W take one unit of time each, BW two, transfers none; waits are those of the plan's
+    transport. A group that runs several
     stages has a row for each, blank while it runs another one. Groups of replicas that do the same
     at the same time are drawn once.
     """
     lanes = lanes_of(plan)
-    timeline = play(lanes)
+    timeline = play_back(plan, lanes)
     length = max((int(ends[-1]) for ends in timeline.ends.values() if ends), default=0)
     rows = _merge(plan, lanes, timeline, length)
     cell = 1 + max((len(cell) for row in rows for cell in row.cells), default=2)
@@ -157,7 +159,8 @@ def _legend(plan: Plan, lanes: Mapping[GroupName, Lane]) -> str:
         words.append(f"F3{_FOREIGN}1 micro-batch 3 of replica 1")
     lines = ["   ".join(words)]
     units = ", ".join(f"{op.mnemonic} {cost:g}" for op, cost in UNIT_COST.items() if op in used)
-    lines.append(f"units of time: {units}; transfers 0")
+    under = f", but for waits of transport `{plan.transport}`" if plan.transport else ""
+    lines.append(f"units of time: {units}; transfers 0{under}")
     if any(len(group.layers) > 1 for group in plan.groups):
         lines.append("[N]: stage N of the model; blank while the group runs another of its stages")
     if any(group.tp != plan.mesh.tp for group in plan.groups):

@@ -447,3 +447,33 @@ def test_diff_of_what_is_no_plan_is_2(capsys, files, tmp_path):
     assert main(["diff", str(files[0]), str(bad)]) == 2
     assert "bad.plan:2:1: unknown statement `nonsense`" in capsys.readouterr().err
     assert main(["diff", "-", "-"]) == 2
+
+
+def test_diff_tells_time_under_the_transport_of_each_plan(capsys, tmp_path):
+    """The same streams take longer where sends block."""
+    text = example_of("RHP904").bad
+    (tmp_path / "old.plan").write_text(text.replace("transport eager=0\n", ""))
+    (tmp_path / "new.plan").write_text(text)
+    assert main(["diff", str(tmp_path / "old.plan"), str(tmp_path / "new.plan")]) == 1
+    page = capsys.readouterr().out
+    assert "\njob\n  transport: not given -> eager=0\n" in page
+    assert "\ntime\n  14 -> 16 units (+14.3%)" in page
+
+
+def test_diff_of_a_schedule_and_its_plan(capsys, tmp_path):
+    """The plan has more instructions and takes as long, in no less memory."""
+    head = LOOPED.replace("tokens=16", "tokens=16\nmemory 1GiB")
+    schedule = "".join(
+        line
+        for line in head.replace("plan 1", "schedule 1").splitlines(keepends=True)
+        if not line.startswith(("  send", "  recv", "  reduce", "  step"))
+    )
+    (tmp_path / "old.plan").write_text(schedule)
+    (tmp_path / "new.plan").write_text(head)
+    files = [str(tmp_path / name) for name in ("old.plan", "new.plan")]
+    assert main(["diff", "--format", "json", *files]) == 1
+    document = json.loads(capsys.readouterr().out)
+    before, after = document["measures_before"], document["measures_after"]
+    assert before["makespan"] == after["makespan"] == 12
+    assert before["idle"] == after["idle"]
+    assert 0 < before["peak"]["num_bytes"] <= after["peak"]["num_bytes"]

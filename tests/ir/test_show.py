@@ -9,6 +9,7 @@ import pytest
 from plan_build import MODEL
 
 from resihp.compiler import initial_plan
+from resihp.ir.explanation import example_of
 from resihp.ir.model import Batch, Level, Mesh
 from resihp.ir.parser import parse
 from resihp.ir.show import draw
@@ -89,3 +90,13 @@ def test_a_schedule_is_drawn_like_the_plan_that_it_becomes():
     )
     schedule = msgspec.structs.replace(plan, level=Level.SCHEDULE, streams=streams)
     assert draw(schedule) == draw(plan)
+
+
+def test_the_picture_is_that_of_the_transport_of_the_plan():
+    """A send that blocks is seen as idle time, and the legend says why."""
+    text = example_of("RHP904").bad
+    free = text.replace("transport eager=0\n", "")
+    assert "; 16 units of time" in draw(parse(text).plan)
+    assert "but for waits of transport `eager=0`" in draw(parse(text).plan)
+    assert "; 14 units of time" in draw(parse(free).plan)
+    assert "waits" not in draw(parse(free).plan)
