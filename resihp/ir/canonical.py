@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 
 from resihp.ir.levels import BODY_WORDS
-from resihp.ir.model import Instr, Op
+from resihp.ir.lines import Budget
+from resihp.ir.model import Group, Instr, LayerRange, Op
 from resihp.ir.program import TensorType, Transfer
-from resihp.ir.statements import ProgramLine
+from resihp.ir.statements import ProgramLine, StreamHead
 
-__all__ = ["read_instruction", "read_program_line"]
+__all__ = ["read_head", "read_instruction", "read_program_line"]
 
 _NUMBER = r"(0|[1-9][0-9]{0,8})"
 _INSTRUCTION = re.compile(
@@ -21,7 +22,46 @@ _INSTRUCTION = re.compile(
 )
 _PEER = re.compile(rf"{_NUMBER}(?::{_NUMBER}/{_NUMBER})?")
 _TRANSFER = re.compile(rf"  ([^ ]+ [^ ]+) (->|<-) ([0-9:/,]+) {_NUMBER}x{_NUMBER}xf32")
+_INTERVAL = r"(?:0|[1-9][0-9]{0,8})(?:\.\.(?:0|[1-9][0-9]{0,8}))?"
+_LIST = rf"({_INTERVAL}(?:,{_INTERVAL})*)"
+_GROUP = re.compile(rf"group +dp{_NUMBER}\.pp{_NUMBER} +ranks={_LIST} +layers={_LIST}")
+_STREAM = re.compile(rf"stream dp={_LIST} pp={_NUMBER}")
 _ARROWS = {Op.SEND_ACT: "->", Op.SEND_GRAD: "->", Op.RECV_ACT: "<-", Op.RECV_GRAD: "<-"}
+
+
+def read_head(line: str, budget: Budget) -> Group | StreamHead | None:
+    """A `group` line, or that of a `stream`."""
+    found = _GROUP.fullmatch(line)
+    if found is not None:
+        replica, pp, ranks, layers = found.groups()
+        ranges = _intervals(layers)
+        numbers = None if ranges is None else _numbers(ranks, budget)
+        if numbers is None or ranges is None:
+            return None
+        ends = tuple(LayerRange(first, last) for first, last in ranges)
+        return Group(replica=int(replica), pp=int(pp), ranks=numbers, layers=ends)
+    found = _STREAM.fullmatch(line)
+    numbers = None if found is None else _numbers(found[1], budget)
+    return None if found is None or numbers is None else StreamHead(numbers, int(found[2]))
+
+
+def _numbers(text: str, budget: Budget) -> tuple[int, ...] | None:
+    """The numbers of a list, taken from the budget if it has as many."""
+    intervals = _intervals(text)
+    if intervals is None:
+        return None
+    count = sum(last - first + 1 for first, last in intervals)
+    if count > budget.numbers:
+        return None
+    budget.numbers -= count
+    return tuple(number for first, last in intervals for number in range(first, last + 1))
+
+
+def _intervals(text: str) -> list[tuple[int, int]] | None:
+    """First and last numbers; None where an interval runs backwards."""
+    ends = [part.partition("..") for part in text.split(",")]
+    found = [(int(first), int(last or first)) for first, _, last in ends]
+    return None if any(last < first for first, last in found) else found
 
 
 def read_instruction(line: str) -> tuple[Instr, ...] | None:

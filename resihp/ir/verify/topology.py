@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from resihp.ir.diagnostics import Related, Span
 from resihp.ir.model import Group, GroupName, LayerRange, Plan
@@ -34,6 +34,10 @@ def _places(parsed: Parsed) -> Iterator[tuple[int, str, Span]]:
 
 
 def _check_each_rank_once(parsed: Parsed, findings: Findings) -> None:
+    plan = parsed.plan
+    ranks = chain(plan.active_ranks, plan.standby, plan.lost)
+    if sorted(ranks) == list(range(plan.mesh.world)):
+        return
     seen: dict[int, tuple[str, Span]] = {}
     for rank, where, span in _places(parsed):
         if rank in seen:
