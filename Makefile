@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -36,6 +36,10 @@ kills: $(VENV)/.run
 
 reconfigure: $(VENV)/.run
 	$(BIN)/python benchmarks/reconfigure.py
+
+# Times of the plan language; FILE=... says where the numbers of the run before are.
+bench-language: $(VENV)/.run
+	$(BIN)/python benchmarks/language.py $(if $(FILE),--results $(FILE))
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

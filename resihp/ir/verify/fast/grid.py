@@ -42,24 +42,44 @@ class Work(NamedTuple):
 
 def make_grid(arrays: Arrays) -> Grid | None:
     """The grid; None where an instruction stands twice or something is not computed at all."""
-    table, lanes = arrays.table, arrays.lanes
-    num_stages = arrays.placement.num_stages
-    per_home = arrays.plan.batch.microbatches
-    columns = len(arrays.homes) * per_home
+    lanes, num_stages = arrays.lanes, arrays.placement.num_stages
+    columns = len(arrays.homes) * arrays.plan.batch.microbatches
     cells = num_stages * columns
     # Each (stage, micro-batch) takes a forward and a backward at least: bounds what follows.
     if 2 * cells > lanes.num_instrs:
         return None
-    counts = np.bincount(table.op, minlength=len(Op))
-    kinds = [op for op in Op if op.has_micro_batch and counts[op]]
+    is_there = np.zeros(len(Op), np.bool_)
+    is_there[arrays.table.op] = True
+    kinds = [op for op in Op if op.has_micro_batch and is_there[op]]
+    place = _places(arrays, kinds, columns)
+    if int(place.min()) < 0:
+        return None
+    slots = np.full(len(kinds) * cells + 1, -1)
+    slots[place] = np.arange(lanes.num_instrs)
+    slots = slots[:-1]
+    others = np.flatnonzero(place == len(slots))
+    if np.count_nonzero(slots >= 0) + len(others) != lanes.num_instrs:
+        return None
+    tables = slots.reshape(len(kinds), num_stages, columns)
+    return Grid(dict(zip(kinds, tables, strict=True)), others)
+
+
+def _places(arrays: Arrays, kinds: list[Op], columns: int) -> Ints:
+    """Where each instruction belongs in the tables of `kinds`, one after the other.
+
+    Those without a micro-batch come after the end, and those that name none of several stages
+    before the begin.
+    """
+    table, lanes, per_home = arrays.table, arrays.lanes, arrays.plan.batch.microbatches
+    cells = arrays.placement.num_stages * columns
     place_of_kind = np.full(len(Op), len(kinds) * cells)
     place_of_kind[kinds] = np.arange(len(kinds)) * cells
     has_micro_batch = table.op < Op.REDUCE_GRADS
     at_home, no_stage = table.home == ABSENT, table.stage == ABSENT
     number_of_home = np.zeros(arrays.plan.mesh.dp, np.intp)
     number_of_home[arrays.homes] = np.arange(len(arrays.homes))
-    of_home = np.where(at_home, 0, number_of_home[np.where(at_home, 0, table.home)])
-    within = np.where(no_stage, 0, table.stage) * columns + of_home * per_home + table.microbatch
+    within = np.where(no_stage, 0, table.stage) * columns + table.microbatch
+    within[~at_home] += number_of_home[table.home[~at_home]] * per_home
     base = place_of_kind[table.op] + np.where(has_micro_batch, within, 0)
     # What depends on the lane: its own home, and its stage where it has only one.
     kind = np.where(has_micro_batch, at_home + 2 * no_stage, 0)
@@ -69,18 +89,7 @@ def make_grid(arrays: Arrays) -> Grid | None:
         sole = sole_stages(arrays)
         of_stage = np.where(sole == ABSENT, ABSENT, sole * columns)  # stays negative if absent
         of_lane[:, 2:] += of_stage[lanes.pp][:, None]
-    place = base[arrays.row]
-    place += of_lane.ravel()[kind[arrays.row] + 4 * arrays.lane]
-    if int(place.min()) < 0:  # no stage, where there are several
-        return None
-    slots = np.full(len(kinds) * cells + 1, -1)
-    slots[place] = np.arange(lanes.num_instrs)
-    slots = slots[:-1]
-    others = np.flatnonzero(~has_micro_batch[arrays.row])
-    if np.count_nonzero(slots >= 0) + len(others) != lanes.num_instrs:
-        return None
-    tables = slots.reshape(len(kinds), num_stages, columns)
-    return Grid(dict(zip(kinds, tables, strict=True)), others)
+    return base[arrays.row] + of_lane.ravel()[kind[arrays.row] + 4 * arrays.lane]
 
 
 def prove_work(arrays: Arrays, grid: Grid) -> Work | None:

@@ -118,17 +118,20 @@ def _sizes(lanes: Lanes, facts: Facts) -> _Sizes | None:
 
 def _keep_buffers(account: _Account, kept: Kept, sizes: _Sizes) -> None:
     lanes, held, messages = kept.arrays.lanes, kept.held, kept.messages
-    sender, receiver, cut = messages.sender, messages.receiver, messages.is_cut
-    num_chunks = np.maximum(lanes.tp[sender], lanes.tp[receiver])
+    sender, receiver = messages.sender, messages.receiver
+    is_cut = messages.is_cut
+    cut = np.flatnonzero(is_cut)
+    num_chunks = np.maximum(lanes.tp[sender[cut]], lanes.tp[receiver[cut]])
 
     def part(whole: Ints, lane: Ints) -> Ints:
-        """What one member of `lane` sends or receives of a tensor."""
-        return np.where(cut, whole * (num_chunks // lanes.tp[lane]) // num_chunks, whole)
+        """What one member of `lane` sends or receives of the tensors that are cut."""
+        return whole[cut] * (num_chunks // lanes.tp[lane[cut]]) // num_chunks
 
     whole = sizes.boundary[held.entry(receiver, messages.used_by)]
-    account.keep(np.where(cut, part(whole, receiver), 0), messages.recv, messages.use)
-    account.keep(whole, np.where(cut, messages.use, messages.recv), messages.consume)
-    sent = part(sizes.boundary[held.entry(sender, messages.made_by)], sender)
+    account.keep(part(whole, receiver), messages.recv[cut], messages.use[cut])
+    account.keep(whole, np.where(is_cut, messages.use, messages.recv), messages.consume)
+    sent = sizes.boundary[held.entry(sender, messages.made_by)]
+    sent[cut] = part(sent, sender)
     account.taken[messages.send] += sent
     np.add.at(account.given, _last_held(lanes, messages, kept.pairs), sent)
 
@@ -140,7 +143,7 @@ def _last_held(lanes: Lanes, messages: Messages, pairs: Ints) -> Ints:
     using the message.
     """
     # An overlapped pair uses what it uses when it starts.
-    use = messages.use - np.isin(messages.use - 1, pairs)
+    use = messages.use - np.isin(messages.use - 1, pairs) if len(pairs) else messages.use
     last = lanes.start[messages.sender + 1] - 1
     key = (messages.receiver << 32) | messages.send
     answer = np.searchsorted(key, (messages.sender << 32) | messages.use, "right")
