@@ -4,11 +4,14 @@
 
 * A stream runs its instructions in order. Members of a TP group run the same stream, and F, B, BW
   and the gathers are rendezvous of all members, so they advance as one; `reduce_grads` is a
-  rendezvous of all groups of the stage, `step` of all groups.
+  rendezvous of all groups of its stage, `step` of all groups.
 * A send is **posted** when the stream reaches it: the tensor is there, and the stream goes on
   (`eager` is the exception). A receive is posted when the stream reaches it, and the stream goes
   on. The stream waits for the tensor where it is needed: at the gather of that tensor, or else
-  at the F, B or BW that uses it.
+  at the F, B or BW that uses it. Two overlapped computations start together, once the inputs of
+  both are there.
+* All that one group sends to another, activations and gradients of all stages, goes one way, in
+  one order. Between two stages of one group nothing is sent.
 * Computing takes finite time, and what may move does.
 
 The models differ in what a posted transfer waits for:
@@ -31,8 +34,11 @@ The models differ in what a posted transfer waits for:
     from the facts, or are tokens * hidden * 4; a chunk has its share.
 
 What `rank` accepts `pair` accepts, and `edge` too; what `eager` accepts, `eager` with a larger
-buffer accepts, and `edge` too. As long as transfers go to neighbours in a line and none follows
-`reduce_grads`, `rank` and `pair` accept the same, and `eager=0` accepts it too.
+buffer accepts, and `edge` too. No more holds in general. Where ranks pass tensors around in a
+loop, one list per rank ties together transfers that lists per pair keep apart. And a blocking
+send may hold up the `reduce_grads` of another stage, where a posted one does not. Only where
+every group runs one stage, micro-batches stay in their replica and nothing is transferred after
+`reduce_grads` do `rank` and `pair` accept the same, and `eager=0` accepts it too.
 
 Between TP degrees each member takes part in every transfer of its group, in the same order, so
 queues of ranks look alike for all members and a proof for groups is one for ranks.

@@ -38,7 +38,7 @@ def check_once(lanes: Mapping[GroupName, Lane], report: Report) -> Work:
     """RHP301 to RHP306. What is broken here is left alone by the data flow checks."""
     work = _collect(lanes, report)
     for task, ops in work.places.items():
-        if not _check_one(report, task, ops):
+        if not _check_one(report, task, ops, once=task not in work.broken):
             work.broken.add(task)
     _check_all_present(report, lanes, work)
     return work
@@ -73,8 +73,8 @@ def _report_twice(report: Report, again: Place, first: Place, work: Work) -> Non
     )
 
 
-def _check_one(report: Report, task: Task, ops: dict[Op, Place]) -> bool:
-    """Whether one task runs once, whole and in order."""
+def _check_one(report: Report, task: Task, ops: dict[Op, Place], *, once: bool) -> bool:
+    """Whether one task runs whole and in order; where not `once`, its group is not known."""
     forward = ops.get(Op.F)
     if forward is None:
         orphan = min(ops.values(), key=lambda at: at.position)
@@ -99,7 +99,7 @@ def _check_one(report: Report, task: Task, ops: dict[Op, Place]) -> bool:
         _report_no_backward(report, forward, task, ops)
         return False
     away = [at for at in backward if at.lane is not forward.lane]
-    for at in away:
+    for at in away if once else ():
         report.add(
             "RHP306",
             *at,
