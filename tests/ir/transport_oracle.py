@@ -55,7 +55,7 @@ class Rank:
 
 def finishes(plan: Plan, transport: str, whole_bytes: int = 0) -> bool:
     """Whether every rank reaches its end; every message must have one send and one receive."""
-    ranks = _ranks(plan, whole_bytes)
+    ranks = ranks_of(plan, whole_bytes)
     moved = True
     while moved:
         moved = any(_step(rank, ranks, transport) for rank in ranks.values())
@@ -63,7 +63,7 @@ def finishes(plan: Plan, transport: str, whole_bytes: int = 0) -> bool:
     return all(rank.at == len(rank.body) for rank in ranks.values())
 
 
-def _bodies(plan: Plan) -> dict[GroupName, list[Doing]]:
+def bodies_of(plan: Plan) -> dict[GroupName, list[Doing]]:
     stages = stages_of(plan)
 
     def spell(instr: Instr, replica: int, pp: int) -> Doing:
@@ -79,7 +79,7 @@ def _bodies(plan: Plan) -> dict[GroupName, list[Doing]]:
     }
 
 
-def _find(body: list[Doing], op: Op, stage: int | None, like: Doing | None = None) -> int | None:
+def find(body: list[Doing], op: Op, stage: int | None, like: Doing | None = None) -> int | None:
     """Where `op` of the stage stands, for the micro-batch of `like` if that is given."""
     for index, doing in enumerate(body):
         is_like = like is None or (doing.microbatch, doing.home) == (like.microbatch, like.home)
@@ -92,8 +92,8 @@ def _position(plan: Plan, stage: int) -> int:
     return next(pp for pp, held in stages_of(plan).items() if stage in held)
 
 
-def _ranks(plan: Plan, whole_bytes: int) -> dict[int, Rank]:
-    bodies = _bodies(plan)
+def ranks_of(plan: Plan, whole_bytes: int) -> dict[int, Rank]:
+    bodies = bodies_of(plan)
     groups = {group.name: group for group in plan.groups}
     ranks = {
         rank: Rank(group, bodies[name]) for name, group in groups.items() for rank in group.ranks
@@ -108,13 +108,13 @@ def _ranks(plan: Plan, whole_bytes: int) -> dict[int, Rank]:
             far = GroupName(doing.peer, _position(plan, far_stage))
             here, there, far_body = groups[name], groups[far], bodies[far]
             recv_op = Op.RECV_ACT if kind == "act" else Op.RECV_GRAD
-            recv = _find(far_body, recv_op, far_stage, doing)
-            uses = [_find(far_body, op, far_stage, doing) for op in USES[recv_op]]
+            recv = find(far_body, recv_op, far_stage, doing)
+            uses = [find(far_body, op, far_stage, doing) for op in USES[recv_op]]
             use = min(use for use in uses if use is not None)
             assert recv is not None and recv < use
             if use and far_body[use - 1].paired:
                 use -= 1  # both of a pair start together
-            cut = _find(body, CUTS[doing.op], doing.stage, doing) is not None
+            cut = find(body, CUTS[doing.op], doing.stage, doing) is not None
             pieces = max(len(here.ranks), len(there.ranks)) if cut else len(here.ranks)
             for chunk in range(pieces):
                 source = here.ranks[chunk * len(here.ranks) // pieces]
@@ -132,7 +132,7 @@ def _step(rank: Rank, ranks: dict[int, Rank], transport: str) -> bool:
         return False
     op, stage = rank.body[rank.at][:2]
     if op in (Op.REDUCE_GRADS, Op.STEP):
-        meetings = [(other, _find(other.body, op, stage)) for other in ranks.values()]
+        meetings = [(other, find(other.body, op, stage)) for other in ranks.values()]
         if any(index is not None and other.at < index for other, index in meetings):
             return False
     if op in COLLECTIVE:
@@ -207,7 +207,7 @@ def makespan(plan: Plan) -> float:
 
     Both of a pair start once the inputs of both are there, and run one after the other.
     """
-    bodies = _bodies(plan)
+    bodies = bodies_of(plan)
     ends = {(name, index): 0.0 for name, body in bodies.items() for index in range(len(body))}
     waits = {place: _waits(plan, bodies, *place) for place in ends}
     while True:
@@ -228,7 +228,7 @@ def _waits(
     """The instructions of other groups that must have ended before this one may start."""
     doing = bodies[name][index]
     if doing.op in (Op.REDUCE_GRADS, Op.STEP):
-        meetings = {other: _find(body, doing.op, doing.stage) for other, body in bodies.items()}
+        meetings = {other: find(body, doing.op, doing.stage) for other, body in bodies.items()}
         return [(other, at - 1) for other, at in meetings.items() if at]
     both = [doing, *([bodies[name][index + 1]] if doing.paired else [])]
     return [
@@ -244,13 +244,13 @@ def _source(
     plan: Plan, bodies: dict[GroupName, list[Doing]], name: GroupName, recv_op: Op, use: Doing
 ) -> tuple[GroupName, int] | None:
     """The send of what `use` needs; None if that is made here."""
-    recv = _find(bodies[name], recv_op, use.stage, use)
+    recv = find(bodies[name], recv_op, use.stage, use)
     if recv is None:
         return None
     assert use.stage is not None
     send_op = Op.SEND_ACT if recv_op is Op.RECV_ACT else Op.SEND_GRAD
     stage = use.stage + RECVS[recv_op][1]
     sender = GroupName(bodies[name][recv].peer, _position(plan, stage))
-    send = _find(bodies[sender], send_op, stage, use)
+    send = find(bodies[sender], send_op, stage, use)
     assert send is not None
     return sender, send
