@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _WIDTH = 92
+_WHAT = {"csv": "A file", "program": "Programs", "plan": "A plan"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def _explain(code: str) -> str:
 
     example, text = example_of(code), explain(code)
     assert text is not None
-    what = "A file" if example.file("bad").endswith(".csv") else "A plan"
+    what = _WHAT[example.file("bad").rpartition(".")[2]]
     parts = ["\n\n".join(textwrap.fill(part, _WIDTH) for part in text.split("\n\n")) + "\n"]
     if example.previous is not None:
         parts.append(
@@ -76,6 +77,7 @@ def _indented(text: str) -> str:
 def _findings(example: Example) -> str:
     """The findings of the bad example, made on the spot."""
     from resihp.cli.plan_files import parse_text
+    from resihp.cli.program_files import is_program, verify_program_files
     from resihp.compiler.facts import facts_of
     from resihp.ir.lint import lint
     from resihp.ir.parser import parse
@@ -83,6 +85,9 @@ def _findings(example: Example) -> str:
     from resihp.ir.verify import verify
 
     path = example.file("bad")
+    if is_program(example.bad):
+        (file,) = verify_program_files([(path, example.bad)], None)
+        return render_text(file.diagnostics, example.bad, path)
     parsed = parse_text(example.bad, path)
     if isinstance(parsed, tuple):
         return render_text(parsed, example.bad, path)

@@ -24,7 +24,9 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("files", nargs="+", metavar="PLAN", help="plan or CSV file, or - for stdin")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="plan, program or CSV, or - for stdin"
+    )
     parser.add_argument(
         "--previous",
         metavar="PLAN",
@@ -70,14 +72,18 @@ def run(args: argparse.Namespace) -> int:
     if [args.previous, *args.files].count("-") > 1:
         raise UserError("standard input can be read once only")
     previous = None if args.previous is None else _read_previous(args.previous)
+    texts = [(path, read_text(path)) for path in args.files]
+    of_programs = _program_findings(texts, csv, args)
     files: list[FileFindings] = []
-    for path in args.files:
-        text = read_text(path)
-        found = tuple(_findings(text, path, csv, previous, args))
-        file = FileFindings(path=_shown(path, args.format), text=normalise(text), diagnostics=found)
+    for number, (path, text) in enumerate(texts):
+        file = of_programs.get(number)
+        if file is None:
+            found = tuple(_findings(text, path, csv, previous, args))
+            shown = _shown(path, args.format)
+            file = FileFindings(path=shown, text=normalise(text), diagnostics=found)
         files.append(file)
         if args.format == "text":
-            _print(file)
+            _print(file, texts)
     if args.format != "text":
         print(_rendered(files, args.format), end="")
     refused = any if args.strict else has_errors
@@ -115,6 +121,25 @@ def _read_previous(path: str) -> Plan:
     return parse_file(read_text(path), path).plan
 
 
+def _program_findings(
+    texts: Sequence[tuple[str, str]], csv: CsvReading, args: argparse.Namespace
+) -> dict[int, FileFindings]:
+    """Findings about the files that hold programs, by their number on the command line."""
+    from resihp.cli.program_files import is_program, verify_program_files
+
+    numbers = [
+        number
+        for number, (path, text) in enumerate(texts)
+        if not is_csv(path, csv) and is_program(text)
+    ]
+    if not numbers:
+        return {}
+    if args.previous is not None:
+        raise UserError("--previous goes with plans: a program does not say what ran before")
+    files = [(_shown(texts[number][0], args.format), texts[number][1]) for number in numbers]
+    return dict(zip(numbers, verify_program_files(files, args.transport), strict=True))
+
+
 def _findings(
     text: str, path: str, csv: CsvReading, previous: Plan | None, args: argparse.Namespace
 ) -> Sequence[Diagnostic]:
@@ -144,9 +169,11 @@ def _verified(
     return [*found, *warnings_of(parsed, transport=args.transport)]
 
 
-def _print(file: FileFindings) -> None:
+def _print(file: FileFindings, texts: Sequence[tuple[str, str]]) -> None:
+    from resihp.ir.parser import normalise
     from resihp.ir.render import render_text, summary
 
     if file.diagnostics:
-        print(render_text(file.diagnostics, file.text, file.path))
+        others = {name_of_file(path): normalise(text) for path, text in texts}
+        print(render_text(file.diagnostics, file.text, file.path, others))
     print(f"{file.path}: {summary(file.diagnostics)}")

@@ -340,6 +340,55 @@ CODES: dict[str, Code] = {
         "Parameters gathered twice or never freed fill the memory; what is not gathered cannot "
         "be freed.",
     ),
+    # --- programs ---------------------------------------------------------------------------
+    "RHP420": Code(
+        "ends of a message disagree",
+        "Every message that a program sends is received by its peer with the same chunk of as "
+        "many chunks, the same shape and the same element type, as the degrees of both groups "
+        "want it.",
+        "The receiver takes another part of the tensor than it believes, or bytes that do not "
+        "make the shape; at best it hangs.",
+    ),
+    "RHP421": Code(
+        "program missing",
+        "Programs that are verified together are those of a whole job: every member of every "
+        "group, every stage and every peer, each rank once. (One alone is verified as such.)",
+        "The others would wait for a rank that nobody starts, or for one of two.",
+    ),
+    "RHP422": Code(
+        "members of a group differ",
+        "All members of a tensor-parallel group run the same instructions in the same order; "
+        "only their peers and chunks differ.",
+        "F, B, BW, W and gathers need all members at once: where they disagree they hang, or "
+        "add up tensors of different micro-batches.",
+    ),
+    "RHP423": Code(
+        "programs of different jobs",
+        "The programs of a job have the same `model`, `mesh` and `batch` lines and the same "
+        "number of stages.",
+        "Ranks would disagree on shapes, on the number of micro-batches, or on who their peers "
+        "are.",
+    ),
+    "RHP424": Code(
+        "rank line at odds",
+        "The `rank` line of a program says which member of which group it is, and which of how "
+        "many stages it runs with which layers. These must be possible together, and no other "
+        "program may claim the same seat or place the same stage elsewhere.",
+        "The rank would hold shards or layers that belong to another one.",
+    ),
+    "RHP425": Code(
+        "not the chunks of this member",
+        "A cut tensor has as many chunks as the larger of both TP degrees. Member i of a group "
+        "of degree t sends or receives chunks i*N/t .. (i+1)*N/t - 1 of N, in this order; a "
+        "tensor that is not cut is one message.",
+        "Chunks would cross twice or not at all, and the tensor would be joined in a wrong order.",
+    ),
+    "RHP426": Code(
+        "wrong tensor type",
+        "What crosses stages has the tokens of a micro-batch (a chunk its share of them), the "
+        "hidden size of the model and elements of type f32.",
+        "The receiver would wait for another number of bytes than the one that comes.",
+    ),
     # --- progress ---------------------------------------------------------------------------
     "RHP501": Code(
         "deadlock",

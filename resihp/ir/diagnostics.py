@@ -24,11 +24,13 @@ class Severity(enum.Enum):
     WARNING = "warning"
 
 
-class Related(msgspec.Struct, frozen=True):
+class Related(msgspec.Struct, frozen=True, omit_defaults=True):
     """Another place that explains a finding, such as the send that a receive waits for."""
 
     message: str
     span: Span
+    path: str | None = None
+    """The file of the place; None: that of the finding."""
 
 
 class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):

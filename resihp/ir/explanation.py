@@ -1,8 +1,8 @@
 """The example of each diagnostic code: a plan with the fault and the same plan mended.
 
 They are files, `examples/RHP412.bad.plan` and `examples/RHP412.good.plan`; a code that needs the
-plan before has it as `.previous.plan`. Codes about torch's CSV have `.csv` files instead. The tests
-hold every bad one to its code and nothing else.
+plan before has it as `.previous.plan`. Codes about torch's CSV have `.csv` files instead, those
+about programs `.program` files. The tests hold every bad one to its code and nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ AREAS = {
 }
 """What the hundreds of a code say, in the order in which the verifier works."""
 
-_ABOUT_CSV = "RHP01"
+_SUFFIXES = {"RHP01": "csv", "RHP42": "program"}
+"""Of the files of codes that are not about plans."""
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +50,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
 def file_of(code: str, kind: str) -> str:
     """The name of the file of one text of a code."""
-    return f"{code}.{kind}.{'csv' if code.startswith(_ABOUT_CSV) else 'plan'}"
+    return f"{code}.{kind}.{_SUFFIXES.get(code[:5], 'plan')}"
 
 
 def example_of(code: str) -> Example:

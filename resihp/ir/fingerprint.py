@@ -38,8 +38,11 @@ def fingerprints(
 
 
 def _blocks(lines: Sequence[str]) -> list[str]:
-    """The head of the block that each line stands in; empty outside of blocks."""
-    inside = ""
+    """The head of the block that each line stands in; empty outside of blocks.
+
+    A `run` block belongs to the `rank` line before it: a text may hold several programs.
+    """
+    inside, rank = "", ""
     blocks: list[str] = []
     for line in lines:
         code = code_of(line).strip(BLANKS)
@@ -47,7 +50,9 @@ def _blocks(lines: Sequence[str]) -> list[str]:
             inside = ""
         blocks.append(inside)
         if code.endswith("{"):
-            inside = _words(code.removesuffix("{"))
+            inside = f"{rank}{_words(code.removesuffix('{'))}"
+        elif not inside and code.startswith("rank "):
+            rank = f"{_words(code)} "
     return blocks
 
 

@@ -51,7 +51,7 @@ def _command(path: str, finding: Diagnostic) -> str:
 def _message(path: str, finding: Diagnostic) -> Iterator[str]:
     yield finding.message
     for place in finding.related:
-        yield f"{path}:{place.span.line}:{place.span.column}: {place.message}"
+        yield f"{place.path or path}:{place.span.line}:{place.span.column}: {place.message}"
     if finding.hint is not None:
         yield f"hint: {finding.hint}"
 

@@ -7,7 +7,7 @@ count characters, and fingerprints (`resihp.ir.fingerprint`) do not change when 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -136,14 +136,14 @@ def render_sarif(files: Sequence[FileFindings], *, version: str) -> str:
     """The document; `version` is that of ResiHP."""
     codes = sorted({finding.code for file in files for finding in file.diagnostics})
     rule_index = {code: index for index, code in enumerate(codes)}
-    paths = dict.fromkeys(file.path for file in files)
+    texts = {file.path: file.text.split("\n") for file in files}
     run = Run(
         column_kind="unicodeCodePoints",
         tool=Tool(
             driver=Driver(name="resihp", semantic_version=version, rules=[_rule(c) for c in codes])
         ),
-        artifacts=[Artifact(location=_artifact(path)) for path in paths],
-        results=[result for file in files for result in _results(file, rule_index)],
+        artifacts=[Artifact(location=_artifact(path)) for path in texts],
+        results=[result for file in files for result in _results(file, rule_index, texts)],
     )
     document = msgspec.json.encode(Log(runs=[run]))
     return msgspec.json.format(document, indent=2).decode() + "\n"
@@ -162,8 +162,9 @@ def _rule(code: str) -> Rule:
     )
 
 
-def _results(file: FileFindings, rule_index: dict[str, int]) -> Iterator[Result]:
-    lines = file.text.split("\n")
+def _results(
+    file: FileFindings, rule_index: dict[str, int], texts: Mapping[str, Sequence[str]]
+) -> Iterator[Result]:
     is_csv = file.path.lower().endswith(".csv")
     prints = fingerprints(file.diagnostics, file.text, is_csv=is_csv)
     for finding, fingerprint in zip(file.diagnostics, prints, strict=True):
@@ -172,9 +173,9 @@ def _results(file: FileFindings, rule_index: dict[str, int]) -> Iterator[Result]
             rule_index=rule_index[finding.code],
             level=finding.severity.value,
             message=_message(_text(finding)),
-            locations=[Location(physical_location=_place(file.path, finding.span, lines))],
+            locations=[Location(physical_location=_place(file.path, finding.span, texts))],
             related_locations=[
-                _related(file.path, number, related, lines)
+                _related(related.path or file.path, number, related, texts)
                 for number, related in enumerate(finding.related, start=1)
             ],
             partial_fingerprints={FINGERPRINT: fingerprint},
@@ -190,22 +191,24 @@ def _text(finding: Diagnostic) -> str:
     return finding.message if finding.hint is None else f"{finding.message}\nHint: {finding.hint}"
 
 
-def _related(path: str, number: int, related: Related, lines: Sequence[str]) -> Location:
+def _related(
+    path: str, number: int, related: Related, texts: Mapping[str, Sequence[str]]
+) -> Location:
     return Location(
         id=number,
-        physical_location=_place(path, related.span, lines),
+        physical_location=_place(path, related.span, texts),
         message=_message(related.message),
     )
 
 
-def _place(path: str, span: Span, lines: Sequence[str]) -> PhysicalLocation:
+def _place(path: str, span: Span, texts: Mapping[str, Sequence[str]]) -> PhysicalLocation:
     return PhysicalLocation(
         artifact_location=_artifact(path),
         region=Region(
             start_line=span.line,
             start_column=span.column,
             end_column=span.end_column,
-            snippet=Snippet(text=lines[span.line - 1]),
+            snippet=Snippet(text=texts[path][span.line - 1]),
         ),
     )
 

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from resihp.ir.diagnostics import Diagnostic, Span
 
 __all__ = ["render_text", "summary"]
 
+_NO_OTHERS: Mapping[str, str] = {}
 _WIDTH = 100
 """Longer source lines are shown as a window around the caret."""
 
 
-def render_text(diagnostics: Sequence[Diagnostic], text: str, path: str | None = None) -> str:
-    """Each finding with its source line and a caret, its notes with theirs, and its hint."""
-    lines = text.split("\n")
+def render_text(
+    diagnostics: Sequence[Diagnostic],
+    text: str,
+    path: str | None = None,
+    others: Mapping[str, str] = _NO_OTHERS,
+) -> str:
+    """Each finding with its source line and a caret, its notes with theirs, and its hint.
+
+    `others` are the texts of other files that notes may be about, by path.
+    """
     where = path or "<text>"
-    return "\n".join(_render(diagnostic, lines, where) for diagnostic in diagnostics)
+    texts = _Texts(others)
+    texts[where] = text.split("\n")
+    return "\n".join(_render(diagnostic, texts, where) for diagnostic in diagnostics)
+
+
+class _Texts(dict[str, list[str]]):
+    """Lines by path, split when first asked for."""
+
+    def __init__(self, others: Mapping[str, str]) -> None:
+        super().__init__()
+        self.others = others
+
+    def __missing__(self, path: str) -> list[str]:
+        self[path] = self.others[path].split("\n")
+        return self[path]
 
 
 def summary(diagnostics: Sequence[Diagnostic]) -> str:
@@ -28,16 +50,17 @@ def summary(diagnostics: Sequence[Diagnostic]) -> str:
     return ", ".join(parts) or "ok"
 
 
-def _render(diagnostic: Diagnostic, lines: list[str], where: str) -> str:
+def _render(diagnostic: Diagnostic, texts: _Texts, where: str) -> str:
     span = diagnostic.span
     head = f"{diagnostic.severity.value}[{diagnostic.code}]: {diagnostic.message}"
     related = [related.span.line for related in diagnostic.related]
     gutter = max(len(str(line)) for line in [span.line, *related])
-    parts = [f"{where}:{span.line}:{span.column}: {head}\n", _excerpt(span, lines, gutter)]
+    parts = [f"{where}:{span.line}:{span.column}: {head}\n", _excerpt(span, texts[where], gutter)]
     for place in diagnostic.related:
-        at = f"{where}:{place.span.line}:{place.span.column}"
+        there = place.path or where
+        at = f"{there}:{place.span.line}:{place.span.column}"
         parts.append(f"{at}: note: {place.message}\n")
-        parts.append(_excerpt(place.span, lines, gutter))
+        parts.append(_excerpt(place.span, texts[there], gutter))
     if diagnostic.hint is not None:
         parts.append(f"{' ' * gutter} = hint: {diagnostic.hint}\n")
     return "".join(parts)

@@ -110,6 +110,10 @@ class Text(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return span
         return Span(span.line, found.start() + 1, found.end() + 1)
 
+    def where(self, span: Span) -> str:
+        """How a message names the line of a place."""
+        return f"line {span.line}"
+
 
 class Parsed(Text, frozen=True, kw_only=True, dict=True):
     """What `parse` returns: the plan, its text and its places."""

@@ -47,6 +47,7 @@ __all__ = [
     "keyword_of",
     "spell_instr",
     "spell_layers",
+    "spell_messages",
     "spell_numbers",
     "spell_program_line",
     "spell_size",
@@ -237,8 +238,12 @@ def spell_program_line(line: ProgramLine) -> str:
     instr, transfers, tensor = line
     if not transfers:
         return spell_instr(instr)
-    peers = ",".join(map(_spell_transfer, transfers))
-    return f"{spell_instr(instr)} {_ARROWS[instr.op]} {peers} {tensor}"
+    return f"{spell_instr(instr)} {spell_messages(instr.op, transfers, tensor)}"
+
+
+def spell_messages(op: Op, transfers: Sequence[Transfer], tensor: TensorType | None) -> str:
+    """`-> 6:0/2,7:1/2 128x256xf32`: the end of the line of a send or receive."""
+    return f"{_ARROWS[op]} {','.join(map(_spell_transfer, transfers))} {tensor}"
 
 
 def _spell_transfer(transfer: Transfer) -> str:

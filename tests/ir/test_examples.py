@@ -10,6 +10,7 @@ import pytest
 
 from resihp.cli import main
 from resihp.cli.plan_files import parse_file
+from resihp.cli.program_files import verify_program_files
 from resihp.compiler.facts import facts_of
 from resihp.errors import PlanSyntaxError
 from resihp.ir.codes import CODES
@@ -17,6 +18,7 @@ from resihp.ir.explanation import AREAS, change, example_of, file_of, list_codes
 from resihp.ir.lint import lint
 from resihp.ir.parser import parse
 from resihp.ir.printer import format_text
+from resihp.ir.program_text import parse_programs
 from resihp.ir.verify import verify
 
 FOLDER = resources.files("resihp.ir").joinpath("examples")
@@ -25,6 +27,9 @@ FOLDER = resources.files("resihp.ir").joinpath("examples")
 def codes_of(text, previous, *, code="", path=""):
     """The codes that `resihp verify` reports, with `--lint` if `code` is a warning."""
     before = None if previous is None else parse(previous).plan
+    if path.endswith(".program"):
+        (file,) = verify_program_files([(path, text)], None)
+        return {finding.code for finding in file.diagnostics}
     try:
         parsed = parse_file(text, path)
     except PlanSyntaxError as error:
@@ -58,6 +63,8 @@ def test_the_good_example_is_clean_and_canonical(code):
     assert codes_of(example.good, example.previous, code=code, path=example.file("good")) == set()
     if example.file("good").endswith(".plan"):
         assert format_text(parse(example.good)) == example.good
+    if example.file("good").endswith(".program"):
+        assert format_text(parse_programs(example.good)[0]) == example.good
     if example.previous is not None:
         assert codes_of(example.previous, None) == set()
 

@@ -8,6 +8,7 @@ import pytest
 
 from resihp.cli.csv_files import in_cells, is_csv
 from resihp.cli.plan_files import parse_file
+from resihp.cli.program_files import verify_program_files
 from resihp.compiler.facts import facts_of
 from resihp.errors import PlanSyntaxError
 from resihp.ir.codes import CODES
@@ -27,6 +28,9 @@ PLANS = {
 
 def rendered(text, previous, path):
     """What `resihp verify` prints about a plan, with `--lint` for the example of a warning."""
+    if path.endswith(".program"):
+        (file,) = verify_program_files([(path, text)], None)
+        return render_text(file.diagnostics, text, path)
     before = None if previous is None else parse(previous).plan
     try:
         parsed = parse_file(text, path)

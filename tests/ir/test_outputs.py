@@ -168,7 +168,8 @@ def test_a_fingerprint_tells_findings_apart():
     found = prints(text)
     assert len(set(found)) == len(found) == 3
     assert [mark.partition(":")[2] for mark in found] == ["1", "2", "3"]
-    everywhere = [prints(example_of(code).bad)[0] for code in CODES if code[3] in "1234"]
+    plans = [code for code in CODES if code[3] in "1234" and code[3:5] != "42"]
+    everywhere = [prints(example_of(code).bad)[0] for code in plans]
     assert len(set(everywhere)) == len(everywhere)
 
 

@@ -14,7 +14,7 @@ from resihp.ir.verify.handover import check_handover
 from resihp.ir.verify.once import Work
 from resihp.ir.verify.report import Report
 
-__all__ = ["Matched", "check_dataflow"]
+__all__ = ["Matched", "check_dataflow", "check_receiver_order", "check_sender_order"]
 
 
 class Matched(NamedTuple):
@@ -47,8 +47,8 @@ def check_dataflow(lanes: Mapping[GroupName, Lane], work: Work, report: Report) 
             matched.append(transfer)
         if transfer is None or not _is_in_order(crossing) or not is_cut_alike(crossing):
             _check_ends(crossing, report)
-            _check_sender_order(crossing, report)
-            _check_receiver_order(crossing, report)
+            check_sender_order(crossing, report)
+            check_receiver_order(crossing, report)
     check_tokens([crossing for crossing in crossings if not crossing.stays], report)
     return matched
 
@@ -186,7 +186,7 @@ def _check_recv(crossing: Crossing, to_write: str, to_read: str, report: Report)
         )
 
 
-def _check_sender_order(crossing: Crossing, report: Report) -> None:
+def check_sender_order(crossing: Crossing, report: Report) -> None:
     """RHP406 and RHP408 at the sender."""
     sender, produce, send = crossing.sender, crossing.produce, crossing.send
     scatter = crossing.scatter
@@ -200,7 +200,7 @@ def _check_sender_order(crossing: Crossing, report: Report) -> None:
         report.add("RHP408", sender, scatter, message, made)
 
 
-def _check_receiver_order(crossing: Crossing, report: Report) -> None:
+def check_receiver_order(crossing: Crossing, report: Report) -> None:
     """RHP405 and RHP408 at the receiver."""
     receiver, consume, recv = crossing.receiver, crossing.consume, crossing.recv
     gather = crossing.gather

@@ -60,7 +60,7 @@ def check_progress(
             if swap is not None:
                 lane = next(lane for lane in lanes.values() if lane.stream == swap.stream)
                 ends = (
-                    f"{lane.text(at)} (line {parsed.streams[lane.stream].span(at).line})"
+                    f"{lane.text(at)} ({parsed.where(parsed.streams[lane.stream].span(at))})"
                     for at in swap[1:]
                 )
                 also = ", in each replica" if len(streams_of(parsed.plan, swap)) > 1 else ""
@@ -92,9 +92,9 @@ def _report(
             who = f"the queue of {source.name} waits"
         whose = "its " if awaited.name == source.name else ""
         owner = "" if whose else f" of {awaited.name}"
-        what = f"{whose}{_text(lanes, awaited)}{owner} (line {place(awaited).line})"
+        what = f"{whose}{_text(lanes, awaited)}{owner} ({parsed.where(place(awaited))})"
         order = "is queued behind" if link.queued else "comes after"
-        then = f"{order} {_text(lanes, link.target)} (line {place(link.target).line})"
+        then = f"{order} {_text(lanes, link.target)} ({parsed.where(place(link.target))})"
         if lanes[awaited.name].head_of(awaited.position) == link.target.position:
             then = "waits itself"
         related.append(Related(f"{who} here for {what}, which {then}", place(source)))

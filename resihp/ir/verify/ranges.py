@@ -13,7 +13,15 @@ from resihp.ir.source import Parsed
 from resihp.ir.statements import spell_instr
 from resihp.ir.verify.findings import Findings, listed
 
-__all__ = ["MAX_INSTRUCTIONS", "MAX_WORLD", "check_bodies", "check_ranges", "check_sizes"]
+__all__ = [
+    "MAX_INSTRUCTIONS",
+    "MAX_WORLD",
+    "check_bodies",
+    "check_layers",
+    "check_place",
+    "check_ranges",
+    "check_sizes",
+]
 
 MAX_WORLD = 1 << 20
 """Largest mesh that is verified, in ranks."""
@@ -123,7 +131,8 @@ def _check_ranks(parsed: Parsed, findings: Findings) -> None:
             )
 
 
-def _check_place(parsed: Parsed, findings: Findings, span: Span, name: GroupName) -> None:
+def check_place(parsed: Parsed, findings: Findings, span: Span, name: GroupName) -> None:
+    """RHP102 for a group that is named at `span`."""
     mesh = parsed.plan.mesh
     if name.replica >= mesh.dp or name.pp >= mesh.pp:
         findings.add(
@@ -134,7 +143,8 @@ def _check_place(parsed: Parsed, findings: Findings, span: Span, name: GroupName
         )
 
 
-def _check_layers(parsed: Parsed, findings: Findings, span: Span, layers: LayerRange) -> None:
+def check_layers(parsed: Parsed, findings: Findings, span: Span, layers: LayerRange) -> None:
+    """RHP103 for layers that are named at `span`."""
     num_layers = parsed.plan.model.layers
     if layers.last >= num_layers:
         findings.add(
@@ -148,9 +158,9 @@ def _check_layers(parsed: Parsed, findings: Findings, span: Span, layers: LayerR
 def _check_groups(parsed: Parsed, findings: Findings) -> None:
     seen: dict[GroupName, Span] = {}
     for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
-        _check_place(parsed, findings, span, group.name)
+        check_place(parsed, findings, span, group.name)
         for layers in group.layers:
-            _check_layers(parsed, findings, span, layers)
+            check_layers(parsed, findings, span, layers)
         first = seen.setdefault(group.name, span)
         if first != span:
             findings.add(
@@ -170,7 +180,7 @@ def _check_streams(parsed: Parsed, findings: Findings) -> None:
         for replica in stream.replicas:
             name = GroupName(replica, stream.pp)
             if replica >= plan.mesh.dp or stream.pp >= plan.mesh.pp:
-                _check_place(parsed, findings, head, name)
+                check_place(parsed, findings, head, name)
                 break
             first = seen.setdefault(name, index)
             if first != index:
@@ -255,13 +265,13 @@ def _check_sources(parsed: Parsed, findings: Findings) -> None:
     """The lines of the reconfigure block."""
     world = parsed.plan.mesh.world
     for span, line in zip(parsed.reconfigure, parsed.plan.reconfigure, strict=True):
-        _check_layers(parsed, findings, span, line.layers)
+        check_layers(parsed, findings, span, line.layers)
         if isinstance(line, Move):
             for rank in {line.source, line.target}:
                 if rank >= world:
                     message = f"rank {rank} is not in the mesh, whose ranks are 0..{world - 1}"
                     findings.add("RHP101", span, message, detail=rank)
         else:
-            _check_place(parsed, findings, span, line.target)
+            check_place(parsed, findings, span, line.target)
             if isinstance(line, Reshard):
-                _check_place(parsed, findings, span, line.source)
+                check_place(parsed, findings, span, line.source)

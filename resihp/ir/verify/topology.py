@@ -10,7 +10,7 @@ from resihp.ir.model import Group, GroupName, LayerRange, Plan
 from resihp.ir.source import Parsed
 from resihp.ir.verify.findings import Findings, listed
 
-__all__ = ["check_topology"]
+__all__ = ["check_topology", "why_not_degree"]
 
 
 def check_topology(parsed: Parsed, findings: Findings) -> None:
@@ -64,7 +64,7 @@ def _check_each_rank_once(parsed: Parsed, findings: Findings) -> None:
 
 def _check_tp_degrees(parsed: Parsed, findings: Findings) -> None:
     for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
-        reason = _why_not_degree(parsed.plan, group.tp)
+        reason = why_not_degree(parsed.plan, group.tp)
         if reason is not None:
             findings.add(
                 "RHP203",
@@ -73,7 +73,8 @@ def _check_tp_degrees(parsed: Parsed, findings: Findings) -> None:
             )
 
 
-def _why_not_degree(plan: Plan, degree: int) -> str | None:
+def why_not_degree(plan: Plan, degree: int) -> str | None:
+    """Why no group can have `degree` ranks; None if one can."""
     model = plan.model
     if degree & (degree - 1):
         return "must be a power of two"
