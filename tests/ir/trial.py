@@ -23,8 +23,8 @@ TRANSPORTS = ("edge", "edge", "pair", "rank", "eager=0", "eager=128", "eager=256
 """A whole activation of generated plans has 128 or 256 bytes."""
 
 
-KINDS = ((), (), SUBTLE, SUBTLE, *[ORDER] * 5, (*ABOVE, "near", "unshare"))
-"""What mutants are made by; the first two are all mutations of instructions."""
+KINDS = ((), (), (), SUBTLE, SUBTLE, *[ORDER] * 4, (*ABOVE, "near", "unshare"))
+"""What mutants are made by; the first three are all mutations of instructions."""
 
 
 class Case(NamedTuple):

@@ -9,7 +9,9 @@ One rule per instruction, all in bytes of one member of the group:
     receive     takes a buffer (whole, or this member's chunks), given back after its use; gather
                 replaces the chunks by the whole tensor
     send        takes a buffer (whole, or this member's chunks) until the stream can know that it
-                was taken: right before it uses something that the peer sent after using it
+                was taken: right before it uses something that the peer sent after using it. Of
+                several such things the first one counts that the peer sent, which is a little late
+                where the stream uses a later one before
     handover    a tensor that is made and used by the same group is kept in between
 
 Each stage of a group has its own sizes; their states add up. An overlapped pair takes what both
