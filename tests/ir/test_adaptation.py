@@ -6,13 +6,17 @@ import itertools
 
 import msgspec
 import pytest
+from placed import placed
 from plan_build import make_plan
 
-from resihp.ir.model import Group, GroupName, LayerRange, Plan, Reshard
+from resihp.ir.measures import state_moves
+from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard, Resume
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
-from resihp.ir.reshard import ShardMove, transfers
+from resihp.ir.reshard import ShardMove, loads, transfers
 from resihp.ir.verify import verify
+from resihp.ir.verify.adaptation import check_adaptation, check_targets
+from resihp.ir.verify.findings import Findings
 
 BEFORE = make_plan(tp=2, dp=2)
 """Ranks 0,1 | 2,3 of replica 0 and 4,5 | 6,7 of replica 1."""
@@ -223,3 +227,56 @@ def test_a_line_that_an_earlier_one_leaves_nothing_to_bring_is_needless():
     """dp0.pp1 has all that dp1.pp1 lacks, so a second source does nothing."""
     second = msgspec.structs.replace(SHRINK, source=GroupName(1, 1))
     assert codes(shrunk(reshards=(SHRINK, second))) == ["RHP806"]
+
+
+def looped(*, ranks: tuple[int, ...], reconfigure: tuple[Reshard | Move | Load, ...] = ()) -> Plan:
+    """One replica: layers 0..1 and 6..7 on ranks 0,1, layers 2..5 on `ranks`, as two stages."""
+    plan = make_plan(tp=2)
+    first, second = plan.groups
+    outer, inner = (LayerRange(0, 1), LayerRange(6, 7)), (LayerRange(2, 3), LayerRange(4, 5))
+    groups = (
+        msgspec.structs.replace(first, layers=outer),
+        msgspec.structs.replace(second, layers=inner, ranks=ranks),
+    )
+    return msgspec.structs.replace(
+        plan, groups=groups, reconfigure=reconfigure, resume=Resume(step=9)
+    )
+
+
+def test_stages_of_one_group_move_for_themselves():
+    """One stage changes seats as it is, the other is read; each rank keeps what it held."""
+    before = looped(ranks=(2, 3))
+    at = GroupName(0, 1)
+    lines = (
+        Move(layers=LayerRange(2, 3), source=2, target=4),
+        Reshard(layers=LayerRange(4, 4), source=at, target=at),
+        Load(layers=LayerRange(5, 5), step=9, target=at),
+    )
+    plan = looped(ranks=(4, 3), reconfigure=lines)
+    parsed, findings = placed(plan), Findings()
+    check_targets(parsed, findings)
+    check_adaptation(parsed, before, findings)
+    assert findings.sorted() == []
+    assert {(m.layer, m.source, m.target) for m in transfers(before, plan)} == {
+        (2, 2, 4), (3, 2, 4), (4, 2, 4)
+    }  # fmt: skip
+    assert {(load.layer, load.step, load.target) for load in loads(before, plan)} == {(5, 9, 4)}
+    moved = state_moves(before, plan, lambda piece: 10**piece.layer)
+    assert [(m.source, m.target, m.num_bytes) for m in moved] == [
+        (2, 4, 2 * (10**2 + 10**3 + 10**4)),
+        (None, 4, 2 * 10**5),
+    ]
+
+
+def test_the_advice_names_a_saved_version_where_no_group_is_whole():
+    """A line per run of layers; the version is that of the resume line."""
+    before = looped(ranks=(2, 3))
+    plan = msgspec.structs.replace(looped(ranks=(4, 3)), lost=(2,))
+    parsed, findings = placed(plan), Findings()
+    check_adaptation(parsed, before, findings)
+    (finding,) = findings.sorted()
+    assert finding.code == "RHP801"
+    assert finding.hint == (
+        "no group of the previous plan that held them is whole; if version 9 is saved, "
+        "`load layers=2..5 step=9 -> dp0.pp1` would"
+    )

@@ -185,6 +185,8 @@ class _Check:
 
     def target(self, span: Span, group: Group) -> None:
         """All layers of one new group; layers that fare alike are reported together."""
+        if group == self.change.old.get(group.name):
+            return  # its members hold all of it
         lines = self.change.lines_to(group)
         unsourced: dict[tuple[int, ...], list[int]] = {}
         for layer in layers_of(group):
@@ -201,7 +203,7 @@ class _Check:
                 elif dead := self._lost_holders(about, need):
                     gone.setdefault(about[0], set()).update(dead)
             for line, dead in gone.items():
-                self._report_lost(line, group, layer, sorted(dead))
+                self._report_lost(line, group, sorted(dead))
             if left:
                 unsourced.setdefault(tuple(left), []).append(layer)
         for ranks, layers in unsourced.items():
@@ -225,7 +227,8 @@ class _Check:
                 dead.add(self.change.holder(line, chunk))
         return dead
 
-    def _report_lost(self, line: int, target: Group, layer: int, dead: list[int]) -> None:
+    def _report_lost(self, line: int, target: Group, dead: list[int]) -> None:
+        first, last = self.plan.reconfigure[line].layers
         verb = "is" if len(dead) == 1 else "are"
         names = dict.fromkeys(str(self.change.member[rank][0].name) for rank in dead)
         self.findings.add(
@@ -234,7 +237,7 @@ class _Check:
             f"rank {listed(dead)} of {' and '.join(names)} held what {target.name} needs, and "
             f"{verb} lost",
             related=(Related("lost here", self.parsed.statement("lost")),),
-            hint=self._advice(target, [layer]),
+            hint=self._advice(target, list(range(first, last + 1))),
         )
 
     def _report_unsourced(
