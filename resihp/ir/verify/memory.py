@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from resihp.ir.facts import Facts, StageFacts
@@ -236,7 +236,7 @@ def _send_buffers(
     sends: Mapping[GroupName, Sequence[Transfer]],
 ) -> Iterator[Live]:
     uses = {transfer.send: transfer.use for transfer in sends[lane.name]}
-    answers: dict[GroupName, list[tuple[int, int]]] = {}
+    answers: dict[GroupName, _Answers] = {}
     for edge, task, send, receiver in _transfers(lanes, lane, sends=True):
         num_bytes = of_stage[task.stage].boundary_bytes
         if (edge.scatter, task) in lane.first:
@@ -245,26 +245,37 @@ def _send_buffers(
             answers[receiver.name] = _answers(lane, sends[receiver.name])
         last, taken = len(lane.body) - 1, uses.get(send)
         if taken is not None:
-            last = _first_answer(answers[receiver.name], taken, send, last)
+            use = _first_answer(answers[receiver.name], taken)
+            last = last if use is None else max(use - 1, send)
         yield Live("posted sends", _name(lane, task), num_bytes, send, last)
 
 
-def _answers(lane: Lane, sends: Sequence[Transfer]) -> list[tuple[int, int]]:
-    """(send, its use in `lane`) of all that a peer sends here, in send order.
+class _Answers(NamedTuple):
+    """What a peer sends back, in the order of its sends."""
 
-    A receive is only posted where it stands; what it brings is here for sure where it is used.
-    """
-    return sorted(
+    sends: list[int]
+    earliest_use: list[int]
+    """Of this one and of all that are sent later."""
+
+
+def _answers(lane: Lane, sends: Sequence[Transfer]) -> _Answers:
+    """A receive is only posted where it stands; what it brings is here for sure where it is used."""
+    answers = sorted(
         (transfer.send, lane.head_of(transfer.use))
         for transfer in sends
         if transfer.receiver == lane.name and transfer.use is not None
     )
+    earliest = list(accumulate((use for _, use in reversed(answers)), min))
+    return _Answers([send for send, _ in answers], earliest[::-1])
 
 
-def _first_answer(answers: list[tuple[int, int]], taken: int, send: int, end: int) -> int:
-    """Right before the first use after `send` of what the peer sent after index `taken`."""
-    start = bisect_right(answers, (taken, end + 1))
-    return next((use - 1 for _, use in islice(answers, start, None) if use > send), end)
+def _first_answer(answers: _Answers, taken: int) -> int | None:
+    """The first use of what the peer sent after its instruction `taken`.
+
+    Where nothing gets stuck it comes after the send that is answered.
+    """
+    first = bisect_right(answers.sends, taken)
+    return answers.earliest_use[first] if first < len(answers.sends) else None
 
 
 def readable_bytes(num_bytes: int) -> str:

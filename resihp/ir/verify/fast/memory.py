@@ -22,8 +22,6 @@ from resihp.ir.verify.fast.stages import Held
 __all__ = ["prove_memory"]
 
 _LARGEST_SUM = 1 << 62
-_TRIES_PER_MESSAGE = 8
-"""Answers that are looked at, on average; what is not answered then counts as held to the end."""
 
 
 class _Sizes(NamedTuple):
@@ -139,25 +137,21 @@ def _keep_buffers(account: _Account, kept: Kept, sizes: _Sizes) -> None:
 def _last_held(lanes: Lanes, messages: Messages, pairs: Ints) -> Ints:
     """The last instruction at which each message is still held by its sender.
 
-    That is the one before the first use, after the send, of what the receiver sent back after
-    using the message.
+    That is the one before the first use of what the receiver sent back after using the message.
+    Where nothing gets stuck, that use comes after the send.
     """
     # An overlapped pair uses what it uses when it starts.
     use = messages.use - np.isin(messages.use - 1, pairs) if len(pairs) else messages.use
     last = lanes.start[messages.sender + 1] - 1
     key = (messages.receiver << 32) | messages.send
     answer = np.searchsorted(key, (messages.sender << 32) | messages.use, "right")
-    waiting = np.arange(len(last))
-    tries = _TRIES_PER_MESSAGE * len(last)
-    while tries > 0 and len(waiting):
-        tries -= len(waiting)
-        inside = answer < len(last)
-        waiting, answer = waiting[inside], answer[inside]
-        answers = (messages.receiver[answer] == messages.sender[waiting]) & (
-            messages.sender[answer] == messages.receiver[waiting]
-        )
-        waiting, answer = waiting[answers], answer[answers]
-        after = use[answer] > messages.send[waiting]
-        last[waiting[after]] = use[answer[after]] - 1
-        waiting, answer = waiting[~after], answer[~after] + 1
+    of_channel = (messages.receiver << 32) | messages.sender
+    # Uses of later channels are larger, so that the minimum from the end on is that of a channel.
+    channel = np.cumsum(np.diff(of_channel, prepend=of_channel[:1]) != 0)
+    earliest = np.minimum.accumulate((use + channel * lanes.num_instrs)[::-1])[::-1]
+    waiting = np.flatnonzero(answer < len(last))
+    answer = answer[waiting]
+    answers = of_channel[answer] == (messages.sender[waiting] << 32) | messages.receiver[waiting]
+    waiting, answer = waiting[answers], answer[answers]
+    last[waiting] = earliest[answer] - channel[answer] * lanes.num_instrs - 1
     return last
