@@ -259,7 +259,7 @@ class _Answers(NamedTuple):
 
 
 def _answers(lane: Lane, sends: Sequence[Transfer]) -> _Answers:
-    """A receive is only posted where it stands; what it brings is here for sure where it is used."""
+    """Each with its use: its receive is only posted where it stands, and may bring it later."""
     answers = sorted(
         (transfer.send, lane.head_of(transfer.use))
         for transfer in sends
