@@ -1,7 +1,8 @@
-"""Lines in their canonical spelling, read without the grammar: what a text has thousands of.
+"""Lines of blocks in their canonical spelling, read without the grammar: a text has thousands.
 
 Every function gives what the grammar would give, or None, which says nothing about the line: the
-grammar then decides. (Tests hold both to each other.)
+grammar then decides. (Tests hold both to each other.) A line takes about one microsecond instead
+of fifty.
 """
 
 from __future__ import annotations
@@ -9,97 +10,111 @@ from __future__ import annotations
 import re
 
 from resihp.ir.levels import BODY_WORDS
-from resihp.ir.lines import Budget
-from resihp.ir.model import Group, Instr, LayerRange, Op
+from resihp.ir.model import GroupName, Instr, LayerRange, Load, Move, Op, Reshard
 from resihp.ir.program import TensorType, Transfer
-from resihp.ir.statements import ProgramLine, StreamHead
+from resihp.ir.statements import ProgramLine
 
-__all__ = ["read_head", "read_instruction", "read_program_line"]
+__all__ = ["read_instruction", "read_program_line", "read_source"]
 
 _NUMBER = r"(0|[1-9][0-9]{0,8})"
-_INSTRUCTION = re.compile(
-    rf"([A-Za-z_]+)(?:\[{_NUMBER}\])?(?: {_NUMBER}(?:@{_NUMBER})?)?(?: (->|<-) dp{_NUMBER})?"
-)
-_PEER = re.compile(rf"{_NUMBER}(?::{_NUMBER}/{_NUMBER})?")
-_TRANSFER = re.compile(rf"  ([^ ]+ [^ ]+) (->|<-) ([0-9:/,]+) {_NUMBER}x{_NUMBER}xf32")
-_INTERVAL = r"(?:0|[1-9][0-9]{0,8})(?:\.\.(?:0|[1-9][0-9]{0,8}))?"
-_LIST = rf"({_INTERVAL}(?:,{_INTERVAL})*)"
-_GROUP = re.compile(rf"group +dp{_NUMBER}\.pp{_NUMBER} +ranks={_LIST} +layers={_LIST}")
-_STREAM = re.compile(rf"stream dp={_LIST} pp={_NUMBER}")
+_PLACE = rf"dp{_NUMBER}\.pp{_NUMBER}"
+_LAYERS = rf"layers={_NUMBER}\.\.{_NUMBER}"
+
+_WITH_MICRO_BATCH = re.compile(
+    r"  (F|BW?|W|(?:scatter|send|recv|gather)_(?:act|grad))"
+    rf"(?:\[{_NUMBER}\])? {_NUMBER}(?:@{_NUMBER})?(?: (->|<-) dp{_NUMBER})?"
+).fullmatch
+_COMPUTE = re.compile(rf"  (F|BW?|W)(?:\[{_NUMBER}\])? {_NUMBER}(?:@{_NUMBER})?").fullmatch
+_WITHOUT = re.compile(
+    rf"  (?:(reduce_grads|gather_params|free_params)(?:\[{_NUMBER}\])?|step)"
+).fullmatch
+_TRANSFER = re.compile(
+    rf"  ((?:send|recv)_(?:act|grad))(?:\[{_NUMBER}\])? {_NUMBER}(?:@{_NUMBER})?"
+    rf" (->|<-) ([0-9:/,]+) {_NUMBER}x{_NUMBER}xf32"
+).fullmatch
+_PEER = re.compile(rf"{_NUMBER}(?::{_NUMBER}/{_NUMBER})?").fullmatch
 _ARROWS = {Op.SEND_ACT: "->", Op.SEND_GRAD: "->", Op.RECV_ACT: "<-", Op.RECV_GRAD: "<-"}
 
-
-def read_head(line: str, budget: Budget) -> Group | StreamHead | None:
-    """A `group` line, or that of a `stream`."""
-    found = _GROUP.fullmatch(line)
-    if found is not None:
-        replica, pp, ranks, layers = found.groups()
-        ranges = _intervals(layers)
-        numbers = None if ranges is None else _numbers(ranks, budget)
-        if numbers is None or ranges is None:
-            return None
-        ends = tuple(LayerRange(first, last) for first, last in ranges)
-        return Group(replica=int(replica), pp=int(pp), ranks=numbers, layers=ends)
-    found = _STREAM.fullmatch(line)
-    numbers = None if found is None else _numbers(found[1], budget)
-    return None if found is None or numbers is None else StreamHead(numbers, int(found[2]))
-
-
-def _numbers(text: str, budget: Budget) -> tuple[int, ...] | None:
-    """The numbers of a list, taken from the budget if it has as many."""
-    intervals = _intervals(text)
-    if intervals is None:
-        return None
-    count = sum(last - first + 1 for first, last in intervals)
-    if count > budget.numbers:
-        return None
-    budget.numbers -= count
-    return tuple(number for first, last in intervals for number in range(first, last + 1))
-
-
-def _intervals(text: str) -> list[tuple[int, int]] | None:
-    """First and last numbers; None where an interval runs backwards."""
-    ends = [part.partition("..") for part in text.split(",")]
-    found = [(int(first), int(last or first)) for first, _, last in ends]
-    return None if any(last < first for first, last in found) else found
+_RESHARD = re.compile(rf"  reshard {_LAYERS} {_PLACE} -> {_PLACE}").fullmatch
+_MOVE = re.compile(rf"  move {_LAYERS} {_NUMBER} -> {_NUMBER}").fullmatch
+_LOAD = re.compile(rf"  load {_LAYERS} step={_NUMBER} -> {_PLACE}").fullmatch
 
 
 def read_instruction(line: str) -> tuple[Instr, ...] | None:
     """The instruction of a line of a `stream` block, or both of a pair."""
-    if not line.startswith("  "):
+    found = _WITH_MICRO_BATCH(line)
+    if found is None:
+        return _read_pair(line) if "&" in line else _read_without(line)
+    instr = _instr(*found.groups())
+    return None if instr is None else (instr,)
+
+
+def _instr(
+    word: str,
+    stage: str | None,
+    microbatch: str,
+    home: str | None,
+    arrow: str | None,
+    peer: str | None,
+) -> Instr | None:
+    op = BODY_WORDS[word]
+    if arrow is not None and _ARROWS.get(op) != arrow:
         return None
-    first, both, second = line[2:].partition(" & ")
-    instr = _instruction(first, paired=bool(both))
-    if instr is None or not both:
-        return None if instr is None else (instr,)
-    other = _instruction(second)
-    if other is None or not (instr.op.is_compute and other.op.is_compute):
+    return Instr(
+        op,
+        int(microbatch),
+        None if home is None else int(home),
+        None if stage is None else int(stage),
+        None if peer is None else int(peer),
+    )
+
+
+def _read_pair(line: str) -> tuple[Instr, ...] | None:
+    first, _, second = line.partition(" & ")
+    found, other = _COMPUTE(first), _COMPUTE(f"  {second}")
+    if found is None or other is None:
         return None
-    return instr, other
+    one, other = _compute(*found.groups()), _compute(*other.groups())
+    return Instr(one.op, one.microbatch, one.home, one.stage, None, True), other
+
+
+def _compute(word: str, stage: str | None, microbatch: str, home: str | None) -> Instr:
+    instr = _instr(word, stage, microbatch, home, None, None)
+    assert instr is not None, "only an arrow makes it None"
+    return instr
+
+
+def _read_without(line: str) -> tuple[Instr, ...] | None:
+    found = _WITHOUT(line)
+    if found is None:
+        return None
+    word, stage = found.groups()
+    if word is None:
+        return (Instr(Op.STEP),)
+    return (Instr(BODY_WORDS[word], None, None, None if stage is None else int(stage)),)
 
 
 def read_program_line(line: str) -> tuple[ProgramLine, ...] | None:
     """The instruction of a line of a `run` block, or both of a pair."""
-    found = _TRANSFER.fullmatch(line)
+    found = _TRANSFER(line)
     if found is None:
         instrs = read_instruction(line)
         if instrs is None or instrs[0].op in _ARROWS:
             return None
         return tuple(ProgramLine(instr, (), None) for instr in instrs)
-    text, arrow, peers, tokens, hidden = found.groups()
-    instr = _instruction(text)
+    word, stage, microbatch, home, arrow, peers, tokens, hidden = found.groups()
     transfers = _transfers(peers)
-    if instr is None or instr.peer is not None or transfers is None:
+    if transfers is None or _ARROWS[BODY_WORDS[word]] != arrow:
         return None
-    if _ARROWS.get(instr.op) != arrow:
-        return None
+    instr = _instr(word, stage, microbatch, home, None, None)
+    assert instr is not None, "only an arrow makes it None"
     return (ProgramLine(instr, transfers, TensorType(int(tokens), int(hidden))),)
 
 
 def _transfers(peers: str) -> tuple[Transfer, ...] | None:
     transfers: list[Transfer] = []
     for peer in peers.split(","):
-        found = _PEER.fullmatch(peer)
+        found = _PEER(peer)
         if found is None:
             return None
         rank, chunk, num_chunks = found.groups()
@@ -107,18 +122,24 @@ def _transfers(peers: str) -> tuple[Transfer, ...] | None:
     return tuple(transfers)
 
 
-def _instruction(text: str, *, paired: bool = False) -> Instr | None:
-    found = _INSTRUCTION.fullmatch(text)
-    if found is None:
+def read_source(line: str) -> Reshard | Move | Load | None:
+    """The line of a `reconfigure` block."""
+    for pattern in (_RESHARD, _MOVE, _LOAD):
+        found = pattern(line)
+        if found is not None:
+            break
+    else:
         return None
-    word, stage, microbatch, home, arrow, peer = found.groups()
-    op = BODY_WORDS.get(word)
-    if op is None or op.has_micro_batch != (microbatch is not None):
+    first, last, *numbers = map(int, found.groups())
+    if last < first:
         return None
-    if (stage is not None and not op.has_stage) or (arrow is not None and _ARROWS.get(op) != arrow):
-        return None
-    return Instr(op, _int(microbatch), _int(home), _int(stage), _int(peer), paired)
-
-
-def _int(digits: str | None) -> int | None:
-    return None if digits is None else int(digits)
+    layers = LayerRange(first, last)
+    match numbers:
+        case (replica, pp, to_replica, to_pp):
+            source, target = GroupName(replica, pp), GroupName(to_replica, to_pp)
+            return Reshard(layers=layers, source=source, target=target)
+        case (step, replica, pp):
+            return Load(layers=layers, step=step, target=GroupName(replica, pp))
+        case _:
+            source, target = numbers
+            return Move(layers=layers, source=source, target=target)

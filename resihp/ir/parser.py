@@ -23,6 +23,7 @@ from resihp.ir.model import (
     Stream,
 )
 from resihp.ir.reader import MAX_ERRORS, MAX_LINE, MAX_TEXT, Reader, normalise
+from resihp.ir.reading import read_instruction, read_source
 from resihp.ir.source import BodyPlaces, Parsed, StreamSource, instruction_columns
 from resihp.ir.statements import (
     Lost,
@@ -37,7 +38,6 @@ from resihp.ir.statements import (
     spell_instr,
 )
 from resihp.ir.structure import Block
-from resihp.ir.syntax import read_instruction, read_source
 
 __all__ = ["MAX_ERRORS", "MAX_LINE", "MAX_TEXT", "normalise", "parse"]
 
@@ -63,14 +63,13 @@ class _Lines(dict[str, tuple[Instr, ...]]):
 
     def __missing__(self, line: str) -> tuple[Instr, ...]:
         instrs = canonical.read_instruction(line)
-        known = instrs is not None
+        tidy = line
         if instrs is None:
-            code = code_of(line)
-            instrs = read_instruction(code) if code else ()
+            instrs = read_instruction(line)
+            tidy = "  " + " & ".join(map(spell_instr, instrs))
         if self.level is Level.SCHEDULE:
             self._check_level(line, instrs)
-        if not known and instrs:
-            tidy = "  " + " & ".join(map(spell_instr, instrs))
+        if instrs and tidy != line:
             instrs = self.setdefault(tidy, instrs)
         self[line] = instrs
         return instrs
@@ -121,14 +120,14 @@ class _PlanReader(Reader):
     def _read_sources(self, block: Block) -> None:
         assert block.body is not None
         for offset, line in enumerate(block.body.split("\n")):
-            code = code_of(line)
-            if not code:
-                continue
             try:
-                self.sources.append(read_source(code, self.budget))
+                source = read_source(line, self.budget)
             except LineError as error:
                 self.fault(block.body_line + offset, error)
-            else:
+                continue
+            if source is not None:
+                self.sources.append(source)
+                code = code_of(line)
                 column = len(code) - len(code.lstrip(BLANKS)) + 1
                 self.source_places.append(Span(block.body_line + offset, column, len(code) + 1))
 

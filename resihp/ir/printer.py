@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from resihp.ir.lines import BLANKS, code_of
+from resihp.ir.lines import BLANKS, Budget, code_of
 from resihp.ir.model import Group, Instr, Plan
+from resihp.ir.reading import (
+    read_instruction,
+    read_program_line,
+    read_source,
+    read_statement,
+)
 from resihp.ir.source import Text
 from resihp.ir.statements import (
     Lost,
@@ -20,15 +26,9 @@ from resihp.ir.statements import (
     TransportName,
     Version,
     columns_of,
+    keyword_of,
     spell_instr,
     spell_program_line,
-)
-from resihp.ir.syntax import (
-    Budget,
-    read_instruction,
-    read_program_line,
-    read_source,
-    read_statement,
 )
 
 __all__ = ["format_text", "print_plan"]
@@ -117,6 +117,7 @@ def _reread(text: str) -> Iterator[_Line]:
     """Each line of a readable text, reduced to its words and comment."""
     budget = Budget()
     block = ""
+    tidy: dict[str, str] = {}
     for line in text.split("\n"):
         comment = line[line.index("#") :].rstrip() if "#" in line else ""
         code = code_of(line).strip(BLANKS)
@@ -125,18 +126,25 @@ def _reread(text: str) -> Iterator[_Line]:
         elif code == "}":
             block = ""
             yield _Line(("}",), comment=comment)
-        elif block == "stream":
-            pair = " & ".join(map(spell_instr, read_instruction(code)))
-            yield _Line((pair,), indent="  ", comment=comment)
-        elif block == "run":
-            pair = " & ".join(map(spell_program_line, read_program_line(code)))
-            yield _Line((pair,), indent="  ", comment=comment)
+        elif block in ("stream", "run"):
+            if code not in tidy:
+                tidy[code] = _respell(block, f"  {code}")
+            yield _Line((tidy[code],), indent="  ", comment=comment)
         elif block == "reconfigure":
-            yield _Line(columns_of(read_source(code, budget)), indent="  ", comment=comment)
+            source = read_source(f"  {code}", budget)
+            assert source is not None, "the line says something"
+            yield _Line(columns_of(source), indent="  ", comment=comment)
         else:
-            statement = read_statement(code.removesuffix("{"), budget)
-            block = code.split(None, 1)[0] if code.endswith("{") else ""
+            statement = read_statement(code.removesuffix("{").rstrip(BLANKS), 1, budget)
+            block = keyword_of(statement) if code.endswith("{") else ""
             yield _of(statement)._replace(comment=comment)
+
+
+def _respell(block: str, line: str) -> str:
+    """The instructions of a line, without its indent. A text has one kind of block with them."""
+    if block == "run":
+        return " & ".join(map(spell_program_line, read_program_line(line)))
+    return " & ".join(map(spell_instr, read_instruction(line)))
 
 
 def _collapse(lines: Iterable[_Line]) -> list[_Line]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from resihp.errors import PlanSyntaxError
-from resihp.ir import canonical
 from resihp.ir.diagnostics import Diagnostic, Related, Span
-from resihp.ir.lines import Budget, LineError, code_of
+from resihp.ir.lines import Budget, LineError
 from resihp.ir.model import Batch, Instr, Level, Mesh, ModelShape, Op
 from resihp.ir.program import Program, ProgramInstr
 from resihp.ir.reader import MAX_ERRORS, Reader, normalise, syntax_error
+from resihp.ir.reading import read_program_line
 from resihp.ir.source import BodyPlaces, ParsedProgram, StreamSource
 from resihp.ir.statements import (
     ProgramLine,
@@ -25,7 +25,6 @@ from resihp.ir.statements import (
     spell_program_line,
 )
 from resihp.ir.structure import Block
-from resihp.ir.syntax import read_program_line
 
 __all__ = ["parse_programs", "print_program"]
 
@@ -160,7 +159,7 @@ class _ProgramReader(Reader):
         self.block = block
         for offset, line in enumerate(block.body.split("\n")):
             try:
-                self.instrs += _read_line(line)
+                self.instrs += read_program_line(line)
             except LineError as error:
                 self.fault(block.body_line + offset, error)
                 if len(self.faults) >= MAX_ERRORS:
@@ -206,14 +205,6 @@ class _ProgramReader(Reader):
             instrs=tuple(_resolved(self.instrs, head)),
             version=version.number,
         )
-
-
-def _read_line(line: str) -> Sequence[ProgramLine]:
-    known = canonical.read_program_line(line)
-    if known is not None:
-        return known
-    code = code_of(line)
-    return read_program_line(code) if code.strip() else ()
 
 
 def _resolved(lines: Sequence[ProgramLine], head: RankHead) -> Iterator[ProgramInstr]:

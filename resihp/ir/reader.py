@@ -8,6 +8,7 @@ from resihp.ir.header import Header, read_header
 from resihp.ir.levels import BODY_WORDS, misplaced_statement
 from resihp.ir.lines import Budget, LineError, code_of
 from resihp.ir.model import Level
+from resihp.ir.reading import read_statement
 from resihp.ir.statements import (
     Group,
     ReconfigureHead,
@@ -18,7 +19,6 @@ from resihp.ir.statements import (
     keyword_of,
 )
 from resihp.ir.structure import Block, split
-from resihp.ir.syntax import read_statement
 
 __all__ = ["MAX_ERRORS", "MAX_LINE", "MAX_TEXT", "Reader", "normalise", "syntax_error"]
 
@@ -120,7 +120,7 @@ class Reader:
         """One line outside blocks, with its block if it opens one."""
         span = Span(block.line, block.column, block.column + len(block.head))
         try:
-            statement = read_statement(" " * (block.column - 1) + block.head, self.budget)
+            statement = read_statement(block.head, block.column, self.budget)
         except LineError as error:
             self.fault(block.line, error)
             statement = _guess(block)

@@ -8,7 +8,6 @@ from typing import cast
 from lark import Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from resihp.ir.canonical import read_head
 from resihp.ir.complaints import check_first_word, misfit
 from resihp.ir.fields import KEYS, Fields
 from resihp.ir.levels import BODY_WORDS, SOURCE_WORDS, STATEMENT_WORDS
@@ -56,9 +55,6 @@ _SIZE = re.compile(r"([0-9]+)(KiB|MiB|GiB)?")
 
 def read_statement(code: str, budget: Budget) -> Statement:
     """The statement of a line outside a block (comment already cut off)."""
-    head = read_head(code, budget)
-    if head is not None:
-        return head
     check_first_word(code, STATEMENT_WORDS, "statement")
     (tree,) = trees(_parse(code, "statement"))
     if tree.data in KEYS:

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_build import make_plan
-from strategies import instructions, pairs, plans
+from strategies import plans
 
 from resihp.errors import PlanSyntaxError
-from resihp.ir.canonical import read_head
 from resihp.ir.diagnostics import Diagnostic
+from resihp.ir.lines import Budget
 from resihp.ir.model import GroupName, Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import format_text, print_plan
 from resihp.ir.statements import spell_instr, spell_numbers, spell_size
-from resihp.ir.syntax import Budget, read_instruction, read_statement
+from resihp.ir.syntax import read_statement
 
 UGLY = """\
 \ufeff# a plan by hand\r
@@ -114,51 +114,6 @@ def test_formatting_is_idempotent_on_ragged_text(plan: Plan, rng: random.Random)
     assert parsed.plan == plan
     once = format_text(parsed)
     assert format_text(parse(once)) == once
-
-
-@given(st.one_of(instructions.map(lambda instr: (instr,)), pairs))
-def test_the_fast_way_and_the_grammar_read_instructions_alike(instrs):
-    """The canonical spelling, which is read without the grammar, means what the grammar says."""
-    line = " & ".join(map(spell_instr, instrs))
-    text = print_plan(make_plan()).replace("  F 0\n", f"  {line}\n", 1)
-    assert parse(text).plan.streams[0].body[: len(instrs)] == read_instruction(line) == instrs
-
-
-@given(plans)
-def test_the_fast_way_and_the_grammar_read_heads_alike(plan: Plan):
-    """Lines of groups and streams, and what is left of the numbers that lists may name."""
-    lines = print_plan(plan).split("\n")
-    heads = [line.removesuffix(" {") for line in lines if line.startswith(("group", "stream"))]
-    assert len(heads) == len(plan.groups) + len(plan.streams)
-    for head in heads:
-        quick, slow = Budget(), Budget()
-        read = read_head(head, quick)
-        if "1000000000" in head:  # one digit more than it takes
-            continue
-        assert read is not None
-        assert read == read_statement(head.replace("=", " = "), slow)
-        assert quick.numbers == slow.numbers
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "stream dp=4..2 pp=0",
-        "stream dp=0..20 pp=0",
-        "stream dp=0, pp=0",
-        "stream dp=0 pp=1234567890",
-        "stream dp=01 pp=0",
-        "group dp0.pp0 ranks=3..1 layers=0",
-        "group dp0.pp0 ranks=0 layers=3..1",
-        "group dp0.pp0 layers=0 ranks=0",
-        "group dp0.pp0 ranks=0 layers=0 # note",
-    ],
-)
-def test_the_fast_way_leaves_odd_heads_to_the_grammar(line):
-    """Which knows what is wrong with them, if anything; nothing is taken from the numbers."""
-    budget = Budget(20)
-    assert read_head(line, budget) is None
-    assert budget.numbers == 20
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=20))
