@@ -130,7 +130,7 @@ class Lane:
                 if (
                     instr.microbatch < num_micro_batches
                     and home < num_homes
-                    and (stage == sole or stage in self.stages)
+                    and (stage == sole or placement.is_at(stage, group.pp))
                 ):
                     task = Task(stage, home, instr.microbatch)
                     first = self.first.setdefault((instr.op, task), index)

@@ -38,7 +38,11 @@ class Placement(NamedTuple):
             return None
         if instr.stage is None:
             return held[0] if len(held) == 1 else None
-        return instr.stage if instr.stage in held else None
+        return instr.stage if self.is_at(instr.stage, pp) else None
+
+    def is_at(self, stage: int, pp: int) -> bool:
+        """Whether there is such a stage and it stands at `pp`."""
+        return 0 <= stage < len(self.pp) and self.pp[stage] == pp
 
 
 def placement_of(plan: Plan) -> Placement:

@@ -15,12 +15,15 @@ from plan_mutator import mutate
 from report_plans import END, edit, found, plan_text
 
 from resihp.errors import PlanSyntaxError
-from resihp.ir.lanes import alike
+from resihp.ir.lanes import alike, lanes_of
 from resihp.ir.model import Plan, Stream
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.source import Parsed
+from resihp.ir.timeline import UNIT_COST, Player
+from resihp.ir.transport import parse_transport
 from resihp.ir.verify import verify
+from resihp.ir.verify.waits import circles
 
 
 def ends(*stages: int) -> str:
@@ -340,6 +343,29 @@ def test_the_plan_names_its_transport_unless_the_caller_does():
                      lines=("transport pair",))  # fmt: skip
     assert [code for code, _ in found(text)] == ["RHP501"]
     assert found(text, transport="edge") == []
+
+
+def test_a_search_that_is_cut_short_still_finds_a_circle():
+    """Whatever is stuck has one; the first of the full search is as short as any."""
+    num_stuck = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        plan, _ = mutate(generate(rng), rng, ("disorder", "swap_work", "swap_reduces", "drift"))
+        transport = parse_transport(rng.choice(("edge", "pair", "rank", "eager=0")))
+        lanes = lanes_of(plan)
+        player = Player(lanes, UNIT_COST, transport, dict.fromkeys(lanes, 1))
+        stuck = player.run().stuck
+        found_at_once = list(circles(player, stuck, most_looks=0))
+        all_found = list(circles(player, stuck))
+        assert bool(found_at_once) == bool(all_found) == bool(stuck)
+        for circle in (*found_at_once, *all_found):
+            sources, targets = ([at.source for at in circle], [at.target for at in circle])
+            assert targets == [*sources[1:], sources[0]]
+            assert len(set(sources)) == len(sources)
+        if stuck:
+            assert min(map(len, all_found)) == len(all_found[0]) <= len(found_at_once[0])
+            num_stuck += 1
+    assert num_stuck > 60
 
 
 # --- replicas that are alike

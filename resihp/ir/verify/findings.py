@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from resihp.ir.diagnostics import Diagnostic, Related, Severity, Span
 from resihp.ir.statements import spell_numbers
@@ -86,7 +86,7 @@ class Findings:
         )
 
 
-def listed(numbers: list[int], total: int | None = None) -> str:
+def listed(numbers: Sequence[int], total: int | None = None) -> str:
     """`0..3,7` for a message; a long list is cut with the number of the rest."""
     shown = spell_numbers(numbers[:_SHOWN])
     rest = (len(numbers) if total is None else total) - min(len(numbers), _SHOWN)

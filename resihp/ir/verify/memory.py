@@ -23,6 +23,7 @@ alone, not on time. A schedule names no transfers, so it has no buffers.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
@@ -32,7 +33,7 @@ from resihp.ir.lanes import BY_TRANSFER, EDGES, Edge, Lane, Task, name_of
 from resihp.ir.model import GroupName, Op
 from resihp.ir.source import Parsed
 from resihp.ir.statements import spell_numbers
-from resihp.ir.transfers import Transfer, sends_of
+from resihp.ir.transfers import Transfer, transfers_of
 from resihp.ir.verify.findings import Findings
 
 __all__ = ["Live", "check_memory", "live_spans", "peaks_of", "readable_bytes"]
@@ -134,25 +135,30 @@ def _alive(spans: list[Live], at: int, state_bytes: int) -> str:
 
 def live_spans(lanes: Mapping[GroupName, Lane], facts: Facts) -> dict[GroupName, list[Live]]:
     """Everything beyond the state that each lane keeps alive, with its life."""
-    sends = {name: list(sends_of(lanes, lane)) for name, lane in lanes.items()}
+    sent: _Sent = defaultdict(list)
+    for transfer in transfers_of(lanes):
+        sent[transfer.sender, transfer.receiver].append(transfer)
     return {
-        name: list(_spans_of(lanes, lane, facts.stages[name], sends))
-        for name, lane in lanes.items()
+        name: list(_spans_of(lanes, lane, facts.stages[name], sent)) for name, lane in lanes.items()
     }
+
+
+_Sent = dict[tuple[GroupName, GroupName], list[Transfer]]
+"""What goes from one lane to another, in the order of its sends."""
 
 
 def _spans_of(
     lanes: Mapping[GroupName, Lane],
     lane: Lane,
     sizes: Sequence[StageFacts],
-    sends: Mapping[GroupName, Sequence[Transfer]],
+    sent: _Sent,
 ) -> Iterable[Live]:
     of_stage = dict(zip(lane.stages, sizes, strict=True))
     parts = (
         _activations(lane, of_stage),
         _handovers(lane, of_stage),
         _receive_buffers(lanes, lane, of_stage),
-        _send_buffers(lanes, lane, of_stage, sends),
+        _send_buffers(lanes, lane, of_stage, sent),
     )
     spans = chain.from_iterable(parts)
     if not lane.pairs:
@@ -233,19 +239,21 @@ def _send_buffers(
     lanes: Mapping[GroupName, Lane],
     lane: Lane,
     of_stage: Mapping[int, StageFacts],
-    sends: Mapping[GroupName, Sequence[Transfer]],
+    sent: _Sent,
 ) -> Iterator[Live]:
-    uses = {transfer.send: transfer.use for transfer in sends[lane.name]}
+    uses: dict[GroupName, dict[int, int | None]] = {}
     answers: dict[GroupName, _Answers] = {}
     for edge, task, send, receiver in _transfers(lanes, lane, sends=True):
         num_bytes = of_stage[task.stage].boundary_bytes
         if (edge.scatter, task) in lane.first:
             num_bytes = _chunk_bytes(num_bytes, lane, receiver)
-        if receiver.name not in answers:
-            answers[receiver.name] = _answers(lane, sends[receiver.name])
-        last, taken = len(lane.body) - 1, uses.get(send)
+        name = receiver.name
+        if name not in answers:
+            uses[name] = {transfer.send: transfer.use for transfer in sent[lane.name, name]}
+            answers[name] = _answers(lane, sent[name, lane.name])
+        last, taken = len(lane.body) - 1, uses[name].get(send)
         if taken is not None:
-            use = _first_answer(answers[receiver.name], taken)
+            use = _first_answer(answers[name], taken)
             last = last if use is None else max(use - 1, send)
         yield Live("posted sends", _name(lane, task), num_bytes, send, last)
 
@@ -258,13 +266,11 @@ class _Answers(NamedTuple):
     """Of this one and of all that are sent later."""
 
 
-def _answers(lane: Lane, sends: Sequence[Transfer]) -> _Answers:
+def _answers(lane: Lane, sent: Sequence[Transfer]) -> _Answers:
     """Each with its use: its receive is only posted where it stands, and may bring it later."""
-    answers = sorted(
-        (transfer.send, lane.head_of(transfer.use))
-        for transfer in sends
-        if transfer.receiver == lane.name and transfer.use is not None
-    )
+    answers = [
+        (transfer.send, lane.head_of(transfer.use)) for transfer in sent if transfer.use is not None
+    ]
     earliest = list(accumulate((use for _, use in reversed(answers)), min))
     return _Answers([send for send, _ in answers], earliest[::-1])
 

@@ -171,7 +171,7 @@ def _report_missing(report: Report, stage: int, home: int, here: set[int], lane:
     num_micro_batches = report.plan.batch.microbatches
     total = num_micro_batches - len(here)
     missing = _first_missing(here, num_micro_batches)
-    gone = "" if lane.name.replica == home else f" (replica {home} has no stream there)"
+    gone = "" if lane.name.replica == home else ", which has no stream there"
     plural = "micro-batches" if total > 1 else "micro-batch"
     report.findings.add(
         "RHP301",

@@ -19,13 +19,22 @@ def check_params(lanes: Mapping[GroupName, Lane], report: Report) -> None:
             for instr in lane.body
             if instr.op is Op.GATHER_PARAMS or instr.op is Op.FREE_PARAMS
         }
-        for stage in lane.stages:
-            if stage in named:
-                _Stage(lane, stage, report).check()
+        stages = {stage: _Stage(lane, stage, report) for stage in named if stage is not None}
+        if stages:
+            _walk(lane, stages)
+
+
+def _walk(lane: Lane, stages: Mapping[int, _Stage]) -> None:
+    for index, instr in enumerate(lane.body):
+        stage = lane.placement.stage_of(lane.name.pp, instr)
+        if stage is not None and stage in stages:
+            stages[stage].see(index, instr.op)
+    for state in stages.values():
+        state.end()
 
 
 class _Stage:
-    """One walk over a stream for one of its stages."""
+    """What a stream has done so far with the parameters of one of its stages."""
 
     def __init__(self, lane: Lane, stage: int, report: Report) -> None:
         self.lane = lane
@@ -38,21 +47,21 @@ class _Stage:
         self.bare: int | None = None
         """The first compute since then, where nothing is gathered."""
 
-    def check(self) -> None:
-        lane = self.lane
-        for index, instr in enumerate(lane.body):
-            op = instr.op
-            if lane.placement.stage_of(lane.name.pp, instr) != self.stage:
-                continue
-            if op.is_compute:
-                self._compute(index)
-            elif op is Op.GATHER_PARAMS:
-                self._gather(index)
-            elif op is Op.FREE_PARAMS:
-                self._free(index)
+    def see(self, index: int, op: Op) -> None:
+        """The next instruction of the stage."""
+        if op.is_compute:
+            self._compute(index)
+        elif op is Op.GATHER_PARAMS:
+            self._gather(index)
+        elif op is Op.FREE_PARAMS:
+            self._free(index)
+
+    def end(self) -> None:
+        """No instruction follows."""
         if self.gathered is not None:
-            message = f"{lane.text(self.gathered)} is never followed by {self._spell_free()}"
-            self.report.add("RHP418", lane, self.gathered, message)
+            text = self.lane.text(self.gathered)
+            message = f"{text} is never followed by {self._spell_free()}"
+            self.report.add("RHP418", self.lane, self.gathered, message)
 
     def _spell_free(self) -> str:
         bracket = f"[{self.stage}]" if len(self.lane.stages) > 1 else ""

@@ -19,6 +19,7 @@ __all__ = ["check_progress"]
 
 _MOST_SWAPS = 4
 """Circles of one plan for which a swap is looked for."""
+_MOST_LOOKS_PER_SWAP = 50_000
 _GENERAL_HINTS = {
     "edge": "a posted send never waits: move the awaited one, with the compute that makes it, "
     "before what it comes after",
@@ -44,15 +45,14 @@ def check_progress(
     swapped; without it no swap is looked for.
     """
 
-    def play(lanes: Mapping[GroupName, Lane]) -> tuple[dict[GroupName, int], list[list[Link]]]:
-        player = Player(lanes, UNIT_COST, transport, boundary_bytes)
-        stuck = player.run().stuck
-        return stuck, list(circles(player, stuck))
-
     def in_circles(lanes: Mapping[GroupName, Lane]) -> set[GroupName]:
-        return {link.source.name for circle in play(lanes)[1] for link in circle}
+        player = Player(lanes, UNIT_COST, transport, boundary_bytes)
+        found = circles(player, player.run().stuck, _MOST_LOOKS_PER_SWAP)
+        return {link.source.name for circle in found for link in circle}
 
-    stuck, found = play(lanes)
+    player = Player(lanes, UNIT_COST, transport, boundary_bytes)
+    stuck = player.run().stuck
+    found = list(circles(player, stuck))
     for number, circle in enumerate(found):
         hint = _GENERAL_HINTS[transport.kind]
         if verify is not None and number < _MOST_SWAPS:

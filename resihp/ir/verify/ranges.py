@@ -204,22 +204,21 @@ def check_bodies(parsed: Parsed, placement: Placement, findings: Findings) -> No
         if key not in suspects:
             suspects[key] = list(_suspects(parsed.plan, placement, stream))
         for index in suspects[key]:
-            _check_instr(parsed.plan, stream.body[index], source.span(index), findings)
-            held = placement.stages.get(stream.pp, ())
-            _check_stage(held, stream.body[index], source.span(index), findings)
+            instr, span = stream.body[index], source.span(index)
+            _check_instr(parsed.plan, instr, span, findings)
+            if _is_elsewhere(placement, stream.pp, instr):
+                _report_stage(placement.stages[stream.pp], instr, span, findings)
 
 
 def _suspects(plan: Plan, placement: Placement, stream: Stream) -> Iterator[int]:
     """Instructions with something out of range."""
     num_micro_batches, dp = plan.batch.microbatches, plan.mesh.dp
-    held = placement.stages.get(stream.pp, ())
-    fine = {None, *held} if len(held) <= 1 else set(held)
     for index, instr in enumerate(stream.body):
         if (
             (instr.microbatch or 0) >= num_micro_batches
             or (instr.home or 0) >= dp
             or (instr.peer or 0) >= dp
-            or (instr.stage not in fine and held and instr.op.has_stage)
+            or _is_elsewhere(placement, stream.pp, instr)
         ):
             yield index
 
@@ -238,12 +237,17 @@ def _check_instr(plan: Plan, instr: Instr, span: Span, findings: Findings) -> No
         findings.add("RHP102", span, message)
 
 
-def _check_stage(held: tuple[int, ...], instr: Instr, span: Span, findings: Findings) -> None:
-    """RHP109; `held` are the stages of the position, none where nobody has said them."""
-    if not held or not instr.op.has_stage:
-        return
-    here = f"stage {held[0]}" if len(held) == 1 else f"stages {listed(list(held))}"
-    if instr.stage is None and len(held) > 1:
+def _is_elsewhere(placement: Placement, pp: int, instr: Instr) -> bool:
+    """Whether the instruction names no stage of a position that has some."""
+    if not instr.op.has_stage or not placement.stages.get(pp):
+        return False
+    return placement.stage_of(pp, instr) is None
+
+
+def _report_stage(held: tuple[int, ...], instr: Instr, span: Span, findings: Findings) -> None:
+    """RHP109; `held` are the stages of the position."""
+    here = f"stage {held[0]}" if len(held) == 1 else f"stages {listed(held)}"
+    if instr.stage is None:
         stages = " or ".join(
             f"`{spell_instr(msgspec.structs.replace(instr, stage=stage))}`" for stage in held[:4]
         )
@@ -253,7 +257,7 @@ def _check_stage(held: tuple[int, ...], instr: Instr, span: Span, findings: Find
             f"`{spell_instr(instr)}` does not say its stage; this stream runs {here}",
             hint=f"write {stages}",
         )
-    elif instr.stage is not None and instr.stage not in held:
+    else:
         findings.add(
             "RHP109",
             span,
