@@ -64,7 +64,7 @@ def _wanted(levels: tuple[Level, ...]) -> str:
 
 def _hint(code: str) -> str:
     """What the author of a strange first line may have meant."""
-    word = code.split(None, 1)[0]
+    word = re.split(f"[{BLANKS}]", code)[0]
     if _CSV_CELL.match(code):
         return "is this a CSV file of torch? its name must end in `.csv`"
     near = did_you_mean(word, tuple(Level))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 __all__ = [
     "BLANKS",
+    "MAX_ERRORS",
     "MAX_LISTED",
     "MAX_NUMBER",
     "Budget",
@@ -15,8 +17,11 @@ __all__ = [
     "did_you_mean",
     "list_of",
     "quote",
+    "squeeze",
 ]
 
+MAX_ERRORS = 50
+"""Faults of one text that are told."""
 MAX_NUMBER = 10**9
 MAX_LISTED = 1 << 22
 """Numbers that all lists of one text may hold together."""
@@ -24,6 +29,9 @@ MAX_LISTED = 1 << 22
 
 BLANKS = " \t"
 """What may stand between words; other characters that look blank are faults."""
+
+
+_BLANK = re.compile(f"[{BLANKS}]+")
 
 
 class LineError(Exception):
@@ -56,6 +64,11 @@ class Budget:
 def code_of(line: str) -> str:
     """The line without its comment and trailing blanks."""
     return line.partition("#")[0].rstrip(BLANKS)
+
+
+def squeeze(code: str) -> str:
+    """The words of a line with one blank between them."""
+    return _BLANK.sub(" ", code).strip(" ")
 
 
 def quote(text: str) -> str:

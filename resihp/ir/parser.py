@@ -124,6 +124,8 @@ class _PlanReader(Reader):
                 source = read_source(line, self.budget)
             except LineError as error:
                 self.fault(block.body_line + offset, error)
+                if len(self.faults) >= MAX_ERRORS:
+                    return
                 continue
             if source is not None:
                 self.sources.append(source)
@@ -133,21 +135,21 @@ class _PlanReader(Reader):
 
     def _read_stream(self, head: StreamHead, block: Block, span: Span) -> None:
         assert block.body is not None
-        known = self.bodies.get(block.body)
-        if known is None:
-            known = self._read_body(block.body_line, block.body), BodyPlaces(block.body)
-            self.bodies[block.body] = known
+        known = self.bodies.get(block.body) or self._read_body(block.body_line, block.body)
         body, places = known
         self.streams.append(Stream(replicas=head.replicas, pp=head.pp, body=body))
         self.stream_places.append(StreamSource(head=span, body_line=block.body_line, body=places))
 
-    def _read_body(self, body_line: int, body: str) -> tuple[Instr, ...]:
+    def _read_body(self, body_line: int, body: str) -> tuple[tuple[Instr, ...], BodyPlaces]:
         lines = body.split("\n")
+        places = BodyPlaces(body)
         try:
-            return tuple(chain.from_iterable(map(self.lines.__getitem__, lines)))
+            instrs = tuple(chain.from_iterable(map(self.lines.__getitem__, lines)))
         except LineError:
             self._tell(body_line, lines)
-            return ()
+            return (), places
+        self.bodies[body] = instrs, places
+        return instrs, places
 
     def _tell(self, body_line: int, lines: list[str]) -> None:
         """Find all faults of a body that has one."""

@@ -6,7 +6,7 @@ from resihp.errors import PlanSyntaxError
 from resihp.ir.diagnostics import Diagnostic, Related, Span
 from resihp.ir.header import Header, read_header
 from resihp.ir.levels import BODY_WORDS, misplaced_statement
-from resihp.ir.lines import Budget, LineError, code_of
+from resihp.ir.lines import MAX_ERRORS, Budget, LineError, code_of, squeeze
 from resihp.ir.model import Level
 from resihp.ir.reading import read_statement
 from resihp.ir.statements import (
@@ -25,7 +25,6 @@ __all__ = ["MAX_ERRORS", "MAX_LINE", "MAX_TEXT", "Reader", "normalise", "syntax_
 MAX_TEXT = 64 << 20
 """Longest text that is read, in characters."""
 MAX_LINE = 1 << 16
-MAX_ERRORS = 50
 
 
 def normalise(text: str) -> str:
@@ -174,5 +173,5 @@ def _guess(block: Block) -> Statement | None:
     """What a block with an unreadable head is, so that its lines are still checked."""
     if block.body is None:
         return None
-    words = {code.split(None, 1)[0] for code in map(code_of, block.body.split("\n")) if code}
+    words = {squeeze(code_of(line)).partition(" ")[0] for line in block.body.split("\n")}
     return StreamHead((), 0) if words & BODY_WORDS.keys() else ReconfigureHead()

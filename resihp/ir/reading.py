@@ -1,7 +1,7 @@
 """One line as data: by its canonical spelling or, where it has another, by the grammar.
 
-The grammar decides what a line is; loading it takes longer than reading most texts, so that is
-left until a line needs it.
+Comments and the number of blanks are no matter of spelling. The grammar decides what a line is;
+loading it takes longer than reading most texts, so that is left until a line needs it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resihp.ir import canonical, canonical_statements
-from resihp.ir.lines import BLANKS, Budget, code_of
+from resihp.ir.lines import Budget, code_of, squeeze
 
 if TYPE_CHECKING:
     from resihp.ir.model import Instr, Load, Move, Reshard
@@ -24,6 +24,8 @@ def read_statement(head: str, column: int, budget: Budget) -> Statement:
     Raises `LineError` if it is none, as all functions here do.
     """
     known = canonical_statements.read_statement(head, budget)
+    if known is None and (tidy := squeeze(head)) != head:
+        known = canonical_statements.read_statement(tidy, budget)
     if known is not None:
         return known
     from resihp.ir.syntax import read_statement
@@ -33,9 +35,10 @@ def read_statement(head: str, column: int, budget: Budget) -> Statement:
 
 def read_source(line: str, budget: Budget) -> Reshard | Move | Load | None:
     """The line of a `reconfigure` block; None if it says nothing."""
-    known = canonical.read_source(line)
     code = code_of(line)
-    if known is not None or not code.strip(BLANKS):
+    words = squeeze(code)
+    known = canonical.read_source(f"  {words}")
+    if known is not None or not words:
         return known
     from resihp.ir.syntax import read_source
 
@@ -44,12 +47,11 @@ def read_source(line: str, budget: Budget) -> Reshard | Move | Load | None:
 
 def read_instruction(line: str) -> tuple[Instr, ...]:
     """The instruction of a line of a `stream` block, both of a pair; empty if it says nothing."""
-    known = canonical.read_instruction(line)
+    code = code_of(line)
+    words = squeeze(code)
+    known = canonical.read_instruction(f"  {words}") if words else ()
     if known is not None:
         return known
-    code = code_of(line)
-    if not code.strip(BLANKS):
-        return ()
     from resihp.ir.syntax import read_instruction
 
     return read_instruction(code)
@@ -57,12 +59,11 @@ def read_instruction(line: str) -> tuple[Instr, ...]:
 
 def read_program_line(line: str) -> tuple[ProgramLine, ...]:
     """The instruction of a line of a `run` block, both of a pair; empty if it says nothing."""
-    known = canonical.read_program_line(line)
+    code = code_of(line)
+    words = squeeze(code)
+    known = canonical.read_program_line(f"  {words}") if words else ()
     if known is not None:
         return known
-    code = code_of(line)
-    if not code.strip(BLANKS):
-        return ()
     from resihp.ir.syntax import read_program_line
 
     return read_program_line(code)

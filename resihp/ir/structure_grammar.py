@@ -14,7 +14,7 @@ from lark.exceptions import UnexpectedInput
 
 from resihp.ir.diagnostics import Diagnostic, Related, Span
 from resihp.ir.levels import BODY_WORDS, SOURCE_WORDS, STATEMENT_WORDS
-from resihp.ir.lines import BLANKS, code_of
+from resihp.ir.lines import BLANKS, MAX_ERRORS, code_of
 from resihp.ir.structure import Block
 from resihp.ir.trees import parse_tree
 
@@ -105,6 +105,8 @@ class _Scan:
                 self._outside(number, code)
             else:
                 self._inside(number, code)
+            if len(self.faults) >= MAX_ERRORS:
+                return self.blocks, self.faults
         if self.open is not None:
             span = Span(self.open.line, self.open.column, self.open.column + len(self.open.head))
             self.faults.append(_fault(span, "this block is never closed: `}` is missing"))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import byte_counts, instructions, names, numbers, pairs, plans, sources
 
-from resihp.ir import canonical, canonical_statements, syntax
-from resihp.ir.lines import Budget, LineError
+from resihp.ir import canonical, canonical_statements, reading, syntax
+from resihp.ir.lines import BLANKS, Budget, LineError, code_of
 from resihp.ir.model import Plan
 from resihp.ir.printer import print_plan
 from resihp.ir.statements import columns_of, spell_instr, spell_numbers, spell_size
@@ -42,6 +42,23 @@ def agree(fast: Callable[[str], object], slow: Callable[[str], object], line: st
         pytest.fail(f"{line!r} is refused: {error}")
 
 
+def agree_at_any_spacing(
+    fast: Callable[[str], object], slow: Callable[[str], object], line: str, data: st.DataObject
+) -> None:
+    """Blanks between words and a comment change nothing; what is refused is refused alike."""
+    spaced = line.replace(" ", data.draw(st.sampled_from([" ", "  ", "\t", " \t "])))
+    spaced += data.draw(st.sampled_from(["", " ", "\t# {a note}", "#"]))
+    assert said(fast, spaced) == said(slow, code_of(spaced))
+
+
+def said(read: Callable[[str], object], line: str) -> object:
+    """What a way of reading makes of a line, or where it finds what fault."""
+    try:
+        return read(line)
+    except LineError as error:
+        return error.column, error.end_column, error.message, error.hint
+
+
 def short(line: str) -> bool:
     """Whether no number is one digit longer than the fast way takes."""
     return "1000000000" not in line
@@ -54,7 +71,10 @@ def test_instructions(instrs, data):
     line = "  " + " & ".join(map(spell_instr, instrs))
     assert canonical.read_instruction(line) == instrs or not short(line)
     assert syntax.read_instruction(line) == instrs
-    agree(canonical.read_instruction, syntax.read_instruction, damaged(line, data))
+    line = damaged(line, data)
+    agree(canonical.read_instruction, syntax.read_instruction, line)
+    if code_of(line).strip(BLANKS):
+        agree_at_any_spacing(reading.read_instruction, syntax.read_instruction, line, data)
 
 
 @given(sources, st.data())
@@ -68,7 +88,10 @@ def test_sources_of_state(source, data):
         return syntax.read_source(line, Budget())
 
     assert slow(line) == source
-    agree(canonical.read_source, slow, damaged(line, data))
+    line = damaged(line, data)
+    agree(canonical.read_source, slow, line)
+    if code_of(line).strip(BLANKS):
+        agree_at_any_spacing(lambda line: reading.read_source(line, Budget()), slow, line, data)
 
 
 peers = st.lists(
@@ -88,7 +111,10 @@ def test_lines_of_programs(instr, arrow, peers, tokens, hidden, data):
     if instr.op.is_transfer:
         line += f" {arrow} {peers} {tokens}x{hidden}xf32"
     agree(canonical.read_program_line, syntax.read_program_line, line)
-    agree(canonical.read_program_line, syntax.read_program_line, damaged(line, data))
+    line = damaged(line, data)
+    agree(canonical.read_program_line, syntax.read_program_line, line)
+    if code_of(line).strip(BLANKS):
+        agree_at_any_spacing(reading.read_program_line, syntax.read_program_line, line, data)
 
 
 @given(plans)
@@ -136,11 +162,16 @@ words = st.one_of(
 @settings(max_examples=300, deadline=None)
 def test_damaged_statements(line, data):
     """They are left to the grammar, or read as it reads them."""
-    agree(
-        lambda line: canonical_statements.read_statement(line, Budget()),
-        lambda line: syntax.read_statement(line, Budget()),
-        damaged(line, data),
-    )
+
+    def slow(line: str) -> object:
+        return syntax.read_statement(line, Budget())
+
+    line = damaged(line, data)
+    agree(lambda line: canonical_statements.read_statement(line, Budget()), slow, line)
+    if code_of(line).strip(BLANKS):
+        agree_at_any_spacing(
+            lambda line: reading.read_statement(code_of(line), 1, Budget()), slow, line, data
+        )
 
 
 @pytest.mark.parametrize(
