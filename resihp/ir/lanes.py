@@ -116,6 +116,8 @@ class Lane:
         """Index of the first reduce_grads of each stage and of the first step."""
         self.paired: list[int] = []
         """Index of every instruction that is to be overlapped with the next, right or wrong."""
+        self.is_unclear = False
+        """Whether an instruction does not say which of the stages here it belongs to (RHP109)."""
         self.pairs: set[int] = set()
         """Index of the first instruction of each overlapped pair of compute instructions."""
         self.tasks: list[Task | None] = []
@@ -125,13 +127,11 @@ class Lane:
         for index, instr in enumerate(self.body):
             stage = sole if instr.stage is None else instr.stage
             task = None
-            if instr.microbatch is not None and stage is not None:
+            if stage is None or (stage != sole and not placement.is_at(stage, group.pp)):
+                self.is_unclear = self.is_unclear or instr.op.has_stage
+            elif instr.microbatch is not None:
                 home = group.replica if instr.home is None else instr.home
-                if (
-                    instr.microbatch < num_micro_batches
-                    and home < num_homes
-                    and (stage == sole or placement.is_at(stage, group.pp))
-                ):
+                if instr.microbatch < num_micro_batches and home < num_homes:
                     task = Task(stage, home, instr.microbatch)
                     first = self.first.setdefault((instr.op, task), index)
                     if first != index:

@@ -8,12 +8,20 @@ from collections.abc import Sequence
 from resihp.compiler.facts import facts_of
 from resihp.errors import PlanSyntaxError
 from resihp.ir.facts import Facts
+from resihp.ir.model import Plan
 from resihp.ir.parser import parse
+from resihp.ir.printer import print_plan
+from resihp.ir.source import Parsed
 from resihp.ir.verify import verify
 
-__all__ = ["END", "edit", "found", "plan_text"]
+__all__ = ["END", "edit", "ends", "found", "hints", "plan_text", "written"]
 
 END = "; reduce_grads; step"
+
+
+def ends(*stages: int) -> str:
+    """What a stream of several stages ends with."""
+    return "".join(f"; reduce_grads[{stage}]" for stage in stages) + "; step"
 
 
 def plan_text(
@@ -88,3 +96,16 @@ def _place(lines: Sequence[str], number: int) -> str:
     head = next(line for line in reversed(lines[:number]) if line.startswith("stream"))
     replica, pos = re.findall(r"=(\S+)", head)
     return f"dp{replica}.pp{pos}: {line.strip()}"
+
+
+def hints(text: str) -> list[str | None]:
+    """The hint of every finding."""
+    return [finding.hint for finding in verify(parse(text))]
+
+
+def written(plan: Plan) -> Parsed | None:
+    """As read from its text; None where three instructions are overlapped, which has none."""
+    try:
+        return parse(print_plan(plan))
+    except PlanSyntaxError:
+        return None

@@ -39,7 +39,8 @@ def check_once(
 ) -> Work:
     """RHP301 to RHP306. What is broken here is left alone by the data flow checks.
 
-    Unless `are_all_there`, other lanes may compute what `lanes` do not.
+    Unless `are_all_there`, other lanes may compute what `lanes` do not. What a lane lacks may be
+    what an instruction without a stage (RHP109) was meant to be, and is not reported.
     """
     work = _collect(lanes, report)
     for task, ops in work.places.items():
@@ -84,6 +85,8 @@ def _check_one(report: Report, task: Task, ops: dict[Op, Place], *, once: bool) 
     forward = ops.get(Op.F)
     if forward is None:
         orphan = min(ops.values(), key=lambda at: at.position)
+        if orphan.lane.is_unclear:
+            return False
         report.add(
             "RHP301",
             *orphan,
@@ -102,7 +105,8 @@ def _check_one(report: Report, task: Task, ops: dict[Op, Place], *, once: bool) 
         )
         return False
     if Op.BW not in ops and len(backward) < 2:
-        _report_no_backward(report, forward, task, ops)
+        if not forward.lane.is_unclear:
+            _report_no_backward(report, forward, task, ops)
         return False
     away = [at for at in backward if at.lane is not forward.lane]
     for at in away if once else ():
@@ -162,8 +166,9 @@ def _check_all_present(report: Report, lanes: Mapping[GroupName, Lane], work: Wo
         for home in homes:
             here = present.get((stage, home), set())
             if len(here) < plan.batch.microbatches:
-                at_home = lanes.get(GroupName(home, head.name.pp))
-                _report_missing(report, stage, home, here, head if at_home is None else at_home)
+                lane = lanes.get(GroupName(home, head.name.pp), head)
+                if not lane.is_unclear:
+                    _report_missing(report, stage, home, here, lane)
 
 
 def _report_missing(report: Report, stage: int, home: int, here: set[int], lane: Lane) -> None:
