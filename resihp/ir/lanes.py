@@ -122,15 +122,21 @@ class Lane:
         """Index of the first instruction of each overlapped pair of compute instructions."""
         self.tasks: list[Task | None] = []
         """One per instruction; None without a micro-batch, and for numbers out of range."""
+        self._far_ends: dict[int, tuple[GroupName, Task] | None] = {}
+        self._look_up(plan)
+        self._find_pairs()
+
+    def _look_up(self, plan: Plan) -> None:
         sole = self.stages[0] if len(self.stages) == 1 else None
         num_micro_batches, num_homes = plan.batch.microbatches, plan.mesh.dp
+        replica, pp = self.name
         for index, instr in enumerate(self.body):
             stage = sole if instr.stage is None else instr.stage
             task = None
-            if stage is None or (stage != sole and not placement.is_at(stage, group.pp)):
+            if stage is None or (stage != sole and not self.placement.is_at(stage, pp)):
                 self.is_unclear = self.is_unclear or instr.op.has_stage
             elif instr.microbatch is not None:
-                home = group.replica if instr.home is None else instr.home
+                home = replica if instr.home is None else instr.home
                 if instr.microbatch < num_micro_batches and home < num_homes:
                     task = Task(stage, home, instr.microbatch)
                     first = self.first.setdefault((instr.op, task), index)
@@ -143,8 +149,6 @@ class Lane:
                 meeting = self.meeting(index)
                 if meeting is not None:
                     self.meets.setdefault(meeting, index)
-        self._far_ends: dict[int, tuple[GroupName, Task] | None] = {}
-        self._find_pairs()
 
     def _find_pairs(self) -> None:
         for index in self.paired:

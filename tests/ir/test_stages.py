@@ -180,6 +180,21 @@ def test_work_of_other_stages_may_follow_a_reduction():
     assert found(early) == []
 
 
+def test_stages_of_a_group_ascend_and_cover_the_model():
+    """Descending ranges, a gap and an overlap between groups."""
+    where = "group dp0.pp0 ranks=0 layers="
+    for layers in ("0..1,4..6", "0..2,4..5", "1..1,4..5"):
+        codes = found(LOOPED.replace(f"{where}0..1,4..5", f"{where}{layers}"))
+        assert {code for code, _ in codes} == {"RHP205"}, layers
+    assert ("RHP205", f"{where}4..5,0..1") in found(LOOPED.replace("0..1,4..5", "4..5,0..1"))
+
+
+def test_more_stages_than_can_be_looked_at_are_refused_at_once():
+    """Stages times replicas, like ranks, have a bound."""
+    text = LOOPED.replace("mesh tp=1 pp=2 dp=1", "mesh tp=1 pp=2 dp=524288")
+    assert found(text) == [("RHP108", "mesh tp=1 pp=2 dp=524288")]
+
+
 def test_hints_say_what_to_write_at_either_end():
     """Stage, home and peer as the stream there must write them."""
     lost = edit(MOVED, ("send_act 1 -> dp0", ""), ("recv_act 1@1 <- dp1", ""))
