@@ -299,3 +299,19 @@ def test_a_fault_is_rendered_with_its_line_and_caret():
         "  |   ^^^^^^^^\n"
         "  = hint: did you mean `send_act`?\n"
     )
+
+
+@pytest.mark.parametrize("strange", ["\x0b", "\x1c", "\u2003", "\x85", "\x00"])
+def test_blanks_of_other_alphabets_are_a_first_line_like_any_other(strange):
+    """Only blank and tab mean nothing; whatever else stands there is no header."""
+    with pytest.raises(PlanSyntaxError) as caught:
+        parse(strange)
+    assert [finding.code for finding in caught.value.diagnostics] == ["RHP002"]
+
+
+@pytest.mark.parametrize("strange", ["\x0b", "\x1c", "\u2003", "\x85", "\x00"])
+def test_blanks_of_other_alphabets_are_no_statement(strange):
+    """A line of one is refused at its place."""
+    with pytest.raises(PlanSyntaxError) as caught:
+        parse(f"plan 1\n{strange}\n")
+    assert "RHP001" in {finding.code for finding in caught.value.diagnostics}
