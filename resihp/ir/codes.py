@@ -27,8 +27,9 @@ CODES: dict[str, Code] = {
     ),
     "RHP002": Code(
         "unknown version",
-        "A plan starts with `plan 1`. A text without that line, or of a version that this "
-        "program does not know, is not read any further.",
+        "The first line names the level and the version: `plan 1`, `schedule 1` or `program 1`. "
+        "A text without such a line, or of a version that this program does not know, is not "
+        "read any further.",
         "The same words may mean something else in another version; running them on a guess "
         "would train another way without a sign.",
     ),
@@ -47,8 +48,8 @@ CODES: dict[str, Code] = {
     ),
     "RHP005": Code(
         "block not well formed",
-        "`stream` and `reconfigure` open a block: `{` ends the line of the head, every line of "
-        "the block is one instruction, and `}` stands on a line of its own.",
+        "`stream`, `reconfigure` and `run` open a block: `{` ends the line of the head, every "
+        "line of the block is one instruction, and `}` stands on a line of its own.",
         "Instructions would end up in another stream than the one that they were written for.",
     ),
     "RHP006": Code(

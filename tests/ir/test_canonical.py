@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_build import make_plan
 from strategies import byte_counts, instructions, names, numbers, pairs, plans, sources
 
 from resihp.ir import canonical, canonical_statements, reading, syntax
@@ -233,3 +236,17 @@ def test_untidy_text_is_left_soon(text):
     """The fast way looks at every character a few times at most: no test runs into a timeout."""
     for _ in range(20):
         assert split_tidy(text) is None
+
+
+@pytest.mark.parametrize("verb", ["verify", "fmt", "show"])
+def test_a_printed_plan_is_read_without_lark(verb, tmp_path):
+    """The grammar takes longer to load than the plan to read, so verbs start without it."""
+    path = tmp_path / "a.plan"
+    path.write_text(print_plan(make_plan(pp=2, dp=2, tp=2)), encoding="utf-8")
+    code = (
+        "import sys\nfrom resihp.cli import main\nassert main(sys.argv[1:]) == 0\n"
+        "assert 'lark' not in sys.modules\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, verb, str(path)], capture_output=True, text=True, check=True
+    )
