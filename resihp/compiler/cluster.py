@@ -5,7 +5,7 @@ Bandwidths are those that a collective or a transfer reaches, not those on the d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -22,7 +22,6 @@ __all__ = [
     "Link",
     "SlowLink",
     "find_cluster",
-    "nodes_of",
 ]
 
 Count = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -147,8 +146,3 @@ def find_cluster(name: str) -> Cluster:
     if name in CLUSTERS:
         return CLUSTERS[name]
     raise UserError(f"cluster {name!r} is no preset ({', '.join(CLUSTERS)}) and no file")
-
-
-def nodes_of(cluster: Cluster, ranks: tuple[int, ...]) -> Iterator[int]:
-    """The nodes that `ranks` are on, each once, in order of appearance."""
-    yield from dict.fromkeys(cluster.node_of(rank) for rank in ranks)

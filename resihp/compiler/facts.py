@@ -30,7 +30,14 @@ from resihp.ir.model import Batch, GroupName, LayerRange, ModelShape, Op, Plan, 
 from resihp.ir.placement import Placement, placement_of
 from resihp.ir.reshard import ShardLoad, ShardMove
 
-__all__ = ["facts_of", "move_bytes", "num_parameters", "peak_partials", "stage_facts"]
+__all__ = [
+    "facts_of",
+    "move_bytes",
+    "num_parameters",
+    "peak_partials",
+    "sharded_parameters",
+    "stage_facts",
+]
 
 BYTES_PER_ELEMENT = 4
 
@@ -94,9 +101,7 @@ def stage_facts(
 def num_parameters(model: ModelShape, layers: LayerRange, tp: int) -> int:
     """Parameters on one member: its shard of the projections, and whole norms and tables."""
     hidden = model.hidden
-    heads, kv_heads, ffn = (_share(size, tp) for size in (model.heads, model.kv_heads, model.ffn))
-    width = hidden // max(model.heads, 1)
-    per_layer = 2 * hidden * (heads + kv_heads) * width + 3 * hidden * ffn + 2 * hidden
+    per_layer = sharded_parameters(model, tp) + 2 * hidden
     total = (layers.last - layers.first + 1) * per_layer
     if layers.first == 0:
         total += model.vocab * hidden
@@ -105,10 +110,16 @@ def num_parameters(model: ModelShape, layers: LayerRange, tp: int) -> int:
     return total
 
 
+def sharded_parameters(model: ModelShape, tp: int) -> int:
+    """Parameters of one layer that TP divides, on one member: all its projections."""
+    heads, kv_heads, ffn = (_share(size, tp) for size in (model.heads, model.kv_heads, model.ffn))
+    width = model.hidden // max(model.heads, 1)
+    return 2 * model.hidden * (heads + kv_heads) * width + 3 * model.hidden * ffn
+
+
 def move_bytes(model: ModelShape, move: ShardMove | ShardLoad) -> int:
     """Bytes of one move of a reconfiguration: parameters and both AdamW moments."""
-    width = model.hidden // max(model.heads, 1)
-    cut = 2 * model.hidden * (model.heads + model.kv_heads) * width + 3 * model.hidden * model.ffn
+    cut = sharded_parameters(model, 1)
     layer = LayerRange(move.layer, move.layer)
     whole = num_parameters(model, layer, 1) - cut
     elements = whole if move.replicated else cut // move.num_chunks

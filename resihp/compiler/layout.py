@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resihp.compiler.capacity import oversized
 from resihp.compiler.lower import lower
+from resihp.compiler.partition import ranges_of
 from resihp.compiler.schedules import placed
 from resihp.compiler.work import home_work, ordered
 from resihp.errors import NoFeasiblePlan, UserError
@@ -72,10 +73,7 @@ def split_layers(num_layers: int, num_stages: int) -> list[LayerRange]:
     by_preference = [*range(1, num_stages - 1), 0, num_stages - 1]
     for stage in by_preference[: num_layers % num_stages]:
         counts[stage] += 1
-    firsts = [sum(counts[:stage]) for stage in range(num_stages)]
-    return [
-        LayerRange(first, first + count - 1) for first, count in zip(firsts, counts, strict=True)
-    ]
+    return ranges_of(counts)
 
 
 def _ranks(mesh: Mesh, replica: int, pp: int) -> tuple[int, ...]:

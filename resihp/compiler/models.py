@@ -15,6 +15,7 @@ import difflib
 
 import msgspec
 
+from resihp.compiler.facts import sharded_parameters
 from resihp.errors import UserError
 from resihp.ir.model import ModelShape
 
@@ -35,9 +36,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         """Parameters of one decoder layer."""
         shape = self.shape
         width = shape.hidden // shape.heads
-        projections = 2 * shape.hidden * (shape.heads + shape.kv_heads) * width
         biases = (shape.heads + 2 * shape.kv_heads) * width if self.qkv_bias else 0
-        return projections + biases + 3 * shape.hidden * shape.ffn + 2 * shape.hidden
+        return sharded_parameters(shape, 1) + biases + 2 * shape.hidden
 
     @property
     def table_parameters(self) -> int:
@@ -70,11 +70,9 @@ def layer_flops(model: Model) -> LayerFlops:
     """FLOPs of one layer of `model` on one device of TP degree 1."""
     shape = model.shape
     width = shape.hidden // shape.heads
-    linear = 4 * shape.hidden * (shape.heads + shape.kv_heads) * width
-    linear += 6 * shape.hidden * shape.ffn
     pairs = 2 * shape.heads * width
     return LayerFlops(
-        linear_per_token=linear,
+        linear_per_token=2 * sharded_parameters(shape, 1),
         attention_per_pair=pairs,
         attention_backward_per_pair=2.5 * pairs,
     )

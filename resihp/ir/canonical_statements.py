@@ -22,6 +22,7 @@ from resihp.ir.statements import (
     StreamHead,
     TransportName,
     Version,
+    read_size,
 )
 from resihp.ir.transport import Transport
 
@@ -33,7 +34,6 @@ _LIST = rf"({_INTERVAL}(?:,{_INTERVAL})*)"
 _SIZE = r"(0|[1-9][0-9]{0,14})(KiB|MiB|GiB)?"
 _NAME = rf"({NAME.pattern})"
 _SHAPE = " ".join(f"{key}={_NUMBER}" for key in ModelShape.__struct_fields__[1:])
-_UNITS = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 _Found = re.Match[str]
 
@@ -87,7 +87,7 @@ def _batch(found: _Found, _: Budget) -> Batch:
 
 def _transport(found: _Found, _: Budget) -> TransportName:
     name, size, unit = found.groups()
-    return TransportName(name or str(Transport("eager", int(size) * _UNITS[unit])))
+    return TransportName(name or str(Transport("eager", read_size(size, unit))))
 
 
 def _kind(
@@ -110,7 +110,7 @@ _KINDS = {
     "mesh": _kind(f"mesh tp={_NUMBER} pp={_NUMBER} dp={_NUMBER}", _mesh),
     "batch": _kind(f"batch microbatches={_NUMBER} tokens={_NUMBER}", _batch),
     "order": _kind(f"order {_NAME}", lambda found, _: Order(found[1])),
-    "memory": _kind(f"memory {_SIZE}", lambda found, _: Memory(int(found[1]) * _UNITS[found[2]])),
+    "memory": _kind(f"memory {_SIZE}", lambda found, _: Memory(read_size(found[1], found[2]))),
     "transport": _kind(f"transport (?:(edge|pair|rank)|eager={_SIZE})", _transport),
     "resume": _kind(
         f"resume step={_NUMBER} keep=none", lambda found, _: Resume(step=int(found[1]))

@@ -91,23 +91,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     version: int = FORMAT_VERSION
 
     @property
-    def sole_stage(self) -> int:
-        """The stage of a program that runs one; for code that knows no others."""
-        assert len(self.stages) == 1, f"rank {self.rank} runs {len(self.stages)} stages"
-        return self.stages[0]
-
-    @property
     def sole_layers(self) -> LayerRange:
         """The layers of a program that runs one stage; for code that knows no others."""
         assert len(self.layers) == 1, f"rank {self.rank} runs {len(self.layers)} stages"
         return self.layers[0]
-
-    def stage_of_layer(self, layer: int) -> int | None:
-        """The stage of this program that holds `layer`."""
-        for stage, (first, last) in zip(self.stages, self.layers, strict=True):
-            if first <= layer <= last:
-                return stage
-        return None
 
 
 def boundary_type(batch: Batch, model: ModelShape, num_chunks: int = 1) -> TensorType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from resihp.errors import PlanSyntaxError
 from resihp.ir.diagnostics import Diagnostic, Related, Span
 from resihp.ir.header import Header, read_header
@@ -42,7 +44,7 @@ def syntax_error(faults: list[Diagnostic], path: str | None) -> PlanSyntaxError:
     return PlanSyntaxError(message, kept)
 
 
-class Reader:
+class Reader(ABC):
     """Collects the statements of one text of one of `levels`, and what is wrong with it.
 
     A subclass says what becomes of groups and blocks (`take`) and which lines must be there.
@@ -77,9 +79,9 @@ class Reader:
         """The level of the text, known from its first line."""
         self.level = level
 
+    @abstractmethod
     def take(self, statement: Statement, block: Block, span: Span) -> None:
         """A statement that opens a block, or that may appear more than once."""
-        raise NotImplementedError
 
     def fault(self, line: int, error: LineError) -> None:
         """Keep the reason why `line` cannot be read."""

@@ -45,6 +45,7 @@ __all__ = [
     "Version",
     "columns_of",
     "keyword_of",
+    "read_size",
     "spell_instr",
     "spell_layers",
     "spell_messages",
@@ -56,7 +57,7 @@ __all__ = [
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 """What a model or schedule may be called."""
 
-_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_UNIT_BYTES = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -213,10 +214,15 @@ def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 def spell_size(num_bytes: int) -> str:
     """Bytes in the largest unit that gives a whole number: `2GiB`, `1536MiB`, `1000`."""
-    for unit, size in _UNITS:
+    for unit, size in _UNIT_BYTES.items():
         if num_bytes and num_bytes % size == 0:
             return f"{num_bytes // size}{unit}"
     return str(num_bytes)
+
+
+def read_size(digits: str, unit: str | None) -> int:
+    """Bytes of what `spell_size` writes, by its parts."""
+    return int(digits) * (_UNIT_BYTES[unit] if unit else 1)
 
 
 def spell_layers(layers: Iterable[LayerRange]) -> str:

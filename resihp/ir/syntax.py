@@ -38,6 +38,7 @@ from resihp.ir.statements import (
     StreamHead,
     TransportName,
     Version,
+    read_size,
 )
 from resihp.ir.transport import Transport
 from resihp.ir.trees import Start, listed, number, parse_tree, place, refuse, tokens, trees
@@ -49,7 +50,6 @@ __all__ = [
     "read_statement",
 ]
 
-_UNITS = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"([0-9]+)(KiB|MiB|GiB)?")
 
 
@@ -213,7 +213,7 @@ def _size(token: Token, size: str) -> int:
     assert found is not None, "the terminal has this shape"
     if len(found[1]) > 15:
         refuse(token, f"the size {quote(size)} is too large", code="RHP006")
-    return int(found[1]) * _UNITS[found[2]]
+    return read_size(found[1], found[2])
 
 
 def _transport(token: Token) -> str:

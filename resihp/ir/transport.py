@@ -50,7 +50,7 @@ import re
 from typing import NamedTuple
 
 from resihp.errors import UserError
-from resihp.ir.statements import spell_size
+from resihp.ir.statements import read_size, spell_size
 
 __all__ = ["EDGE", "TRANSPORTS", "Transport", "parse_transport"]
 
@@ -58,7 +58,6 @@ TRANSPORTS = ("edge", "pair", "rank", "eager=BYTES")
 """How transports are written."""
 
 _SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?")
-_UNIT_BYTES = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class Transport(NamedTuple):
@@ -94,4 +93,4 @@ def parse_transport(text: str) -> Transport:
             f"transport `{text}`: the buffer of a rank pair is a whole number of bytes, KiB, MiB "
             "or GiB, such as `eager=65536` or `eager=4MiB`"
         )
-    return Transport("eager", int(match[1]) * _UNIT_BYTES[match[2]])
+    return Transport("eager", read_size(match[1], match[2]))
