@@ -1,0 +1,273 @@
+"""What the command line says of model, cluster, health and lengths, for every verb that prices.
+
+A verb declares what it takes with the `add_*` functions and reads it with the others. Nothing
+heavy is imported before something is read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resihp.errors import UserError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from resihp.compiler.cluster import Cluster, Health
+    from resihp.compiler.costs import Lengths, Precision
+    from resihp.compiler.incidents import Incidents
+    from resihp.compiler.models import Model
+    from resihp.compiler.pricing import Pricing
+    from resihp.ir.model import Plan
+
+__all__ = [
+    "MAX_LENGTHS_BYTES",
+    "add_cluster",
+    "add_health",
+    "add_lengths",
+    "add_model",
+    "cluster_of",
+    "default_cluster",
+    "health_of",
+    "incidents_of",
+    "lengths_of",
+    "model_of",
+    "model_of_plan",
+    "precision_of",
+    "pricing_of",
+]
+
+MAX_LENGTHS_BYTES = 1 << 27
+_STATE_BYTES_PER_PARAMETER = 16
+"""fp32 parameters, gradients and two moments: what a device must hold at the very least."""
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Declare `--model`."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME|CONFIG.JSON",
+        help="a model by name, such as llama2-13b or qwen2.5-7b, or its Hugging Face config",
+    )
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Declare `--cluster` and `--precision`."""
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME|FILE.TOML",
+        help="a preset or a description (default: the smallest preset that can hold the job)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16"),
+        help="of parameters and activations (default: what the plan says, or fp32)",
+    )
+
+
+def add_health(parser: argparse.ArgumentParser) -> None:
+    """Declare `--fail`, `--slow`, `--link` and `--health`."""
+    group = parser.add_argument_group("what has failed (each may be given several times)")
+    group.add_argument(
+        "--fail", action="append", default=[], metavar="rank=5,6|node=2", help="lost ranks"
+    )
+    group.add_argument(
+        "--slow",
+        action="append",
+        default=[],
+        metavar="rank=12:0.5",
+        help="ranks that compute at a share of the healthy speed",
+    )
+    group.add_argument(
+        "--link",
+        action="append",
+        default=[],
+        metavar="3-4:x2|3-4:+30ms",
+        help="two nodes between which transfers take longer",
+    )
+    group.add_argument(
+        "--health",
+        metavar="FILE",
+        help='the same in TOML or JSON: fail = ["rank=5"], slow = [...], link = [...]; what the '
+        "command line says counts over it",
+    )
+
+
+def add_lengths(parser: argparse.ArgumentParser) -> None:
+    """Declare `--lengths`."""
+    parser.add_argument(
+        "--lengths",
+        metavar="FILE",
+        help="lengths of the documents of each micro-batch: one JSON list a line, replica by "
+        "replica; fewer lines repeat (default: one document per micro-batch)",
+    )
+
+
+def model_of(name: str) -> Model:
+    """A model by name, or that of a `config.json`. Raises UserError."""
+    from resihp.compiler.models import find_model
+
+    if not _is_path(name, ".json"):
+        return find_model(name)
+    from resihp.compiler.hf_config import MAX_CONFIG_BYTES, model_of_config
+
+    path = Path(name)
+    called = path.absolute().parent.name if path.stem == "config" else path.stem
+    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", called)
+    return model_of_config(
+        _read(name, MAX_CONFIG_BYTES), name="-".join(words) or "model", path=name
+    )
+
+
+def model_of_plan(plan: Plan) -> Model:
+    """The model of a plan's header; a known one by its name and shape."""
+    from resihp.compiler.models import MODELS, Model
+
+    known = MODELS.get(plan.model.name)
+    return known if known is not None and known.shape == plan.model else Model(shape=plan.model)
+
+
+def cluster_of(name: str, num_ranks: int) -> Cluster:
+    """A preset or a TOML description. Raises UserError if it has not `num_ranks` devices."""
+    from resihp.compiler.cluster import Cluster, find_cluster
+
+    if _is_path(name, ".toml"):
+        from resihp.config.toml import read_file
+
+        cluster = read_file(name, Cluster, lambda _: ())
+    else:
+        cluster = find_cluster(name)
+    if cluster.num_devices < num_ranks:
+        per_node = cluster.cluster.gpus_per_node
+        raise UserError(
+            f"cluster {name} has {cluster.cluster.nodes} nodes of {per_node} devices and the mesh "
+            f"{num_ranks} ranks; nearest valid: {-(-num_ranks // per_node)} nodes"
+        )
+    return cluster
+
+
+def default_cluster(plan: Plan) -> Cluster:
+    """The smallest preset that can hold the job of `plan`.
+
+    A device needs the memory that the plan states, or else room for its share of the parameters,
+    gradients and moments. Raises UserError where no preset is large enough.
+    """
+    from resihp.compiler.cluster import CLUSTERS
+
+    mesh = plan.mesh
+    share = _STATE_BYTES_PER_PARAMETER * model_of_plan(plan).num_parameters
+    needed_bytes = plan.memory_bytes or share // max(mesh.tp * mesh.pp, 1)
+    by_size = sorted(CLUSTERS.values(), key=lambda cluster: cluster.num_devices)
+    for cluster in by_size:
+        if cluster.num_devices >= mesh.world and cluster.device.memory_bytes >= needed_bytes:
+            return cluster
+    raise UserError(
+        f"no preset has {mesh.world} devices of {needed_bytes / (1 << 30):.0f} GiB "
+        f"({', '.join(f'{c.cluster.name}: {c.num_devices}' for c in by_size)}): describe the "
+        f"cluster in TOML and name it with --cluster"
+    )
+
+
+def incidents_of(args: argparse.Namespace) -> Incidents:
+    """What the file of `--health` and then the command line say. Raises UserError."""
+    from resihp.compiler.incidents import MAX_FILE_BYTES, Incident, Incidents, incidents_in
+
+    said = Incidents(
+        *(
+            [Incident(f"--{kind}", text) for text in getattr(args, kind)]
+            for kind in Incidents._fields
+        )
+    )
+    if args.health is None:
+        return said
+    filed = incidents_in(_read(args.health, MAX_FILE_BYTES), args.health)
+    return Incidents(*([*before, *after] for before, after in zip(filed, said, strict=True)))
+
+
+def health_of(args: argparse.Namespace, cluster: Cluster, num_ranks: int) -> Health:
+    """The state of health of a job of `num_ranks` ranks. Raises UserError."""
+    from resihp.compiler.incidents import health_of as read
+
+    return read(incidents_of(args), cluster, num_ranks)
+
+
+def lengths_of(args: argparse.Namespace, plan: Plan) -> tuple[Lengths, ...] | None:
+    """Of micro-batch `number` of replica `home` at `home * microbatches + number`.
+
+    None where the command line says nothing. Raises UserError.
+    """
+    from resihp.compiler.costs import Lengths
+
+    if args.lengths is None:
+        return None
+    total = plan.mesh.dp * plan.batch.microbatches
+    lines = [line for line in _read(args.lengths, MAX_LENGTHS_BYTES).splitlines() if line.strip()]
+    if not 1 <= len(lines) <= total:
+        raise UserError(
+            f"{args.lengths} has {len(lines)} lines and the plan {total} micro-batches; wanted are "
+            f"1 to {total} lines, and fewer repeat"
+        )
+    read = [
+        Lengths.of(_documents(line, f"{args.lengths}:{number}", plan.batch.tokens))
+        for number, line in enumerate(lines, start=1)
+    ]
+    return tuple(read[index % len(read)] for index in range(total))
+
+
+def precision_of(args: argparse.Namespace, plan: Plan) -> Precision:
+    """What `--precision` says, or else the plan, or else fp32."""
+    return args.precision or "fp32"
+
+
+def pricing_of(plan: Plan, args: argparse.Namespace) -> Pricing:
+    """Prices of `plan` on the cluster and in the health that the command line describes.
+
+    `args` has what `add_cluster` and, if at all, `add_health` declare. Raises UserError.
+    """
+    from resihp.compiler.cluster import Health
+    from resihp.compiler.costs import CostModel
+    from resihp.compiler.pricing import Pricing
+
+    ranks = plan.mesh.world
+    cluster = default_cluster(plan) if args.cluster is None else cluster_of(args.cluster, ranks)
+    health = health_of(args, cluster, ranks) if hasattr(args, "fail") else Health()
+    costs = CostModel.of_description(
+        model_of_plan(plan), cluster, precision=precision_of(args, plan), max_tp=plan.mesh.tp
+    )
+    return Pricing(plan.model, costs, cluster, health)
+
+
+def _documents(line: bytes, where: str, most_tokens: int) -> list[int]:
+    import msgspec
+
+    try:
+        documents = msgspec.json.decode(line, type=list[int])
+    except msgspec.DecodeError as error:
+        raise UserError(f"{where}: no JSON list of document lengths: {error}") from None
+    if not documents or min(documents) < 1:
+        raise UserError(f"{where}: a micro-batch has documents of 1 token or more")
+    if sum(documents) > most_tokens:
+        raise UserError(
+            f"{where}: {sum(documents)} tokens and the micro-batches of the plan have "
+            f"{most_tokens}; nearest valid: {most_tokens} tokens in all"
+        )
+    return documents
+
+
+def _is_path(name: str, ending: str) -> bool:
+    return name.lower().endswith(ending) or "/" in name
+
+
+def _read(path: str, most_bytes: int) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot read {path}: {reason}") from None
+    if len(data) > most_bytes:
+        raise UserError(f"{path} is longer than {most_bytes} bytes")
+    return data
