@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Verify the schedule, lower it, verify the plan and print it."""
     from msgspec import structs
 
-    from resihp.compiler.lower import lower, transport_of
+    from resihp.compiler.lower import everywhere, lower, transport_of
     from resihp.ir.parser import parse
     from resihp.ir.printer import print_plan
 
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     if _has_errors(parsed, name_of_file(args.file), csv if is_csv(args.file, csv) else None):
         return 1
     last_pass = _PASSES[-1] if args.print_after is None else args.print_after
-    plan = lower(plan, scatter_everywhere=args.scatter == "always", last_pass=last_pass)
+    scatter = everywhere if args.scatter == "always" else None
+    plan = lower(plan, scatter=scatter, last_pass=last_pass)
     text = print_plan(plan)
     if args.print_after is None and _has_errors(parse(text), "<lowered plan>"):
         return 1

@@ -7,7 +7,7 @@ for all: sizes, times, and which transfers stand where.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -39,12 +39,17 @@ class _Held(NamedTuple):
     """Of its stream, if it has one."""
 
 
-def kinds_of(plan: Plan) -> list[Kind]:
+def kinds_of(plan: Plan, mark: Callable[[int], object] | None = None) -> list[Kind]:
     """The kinds of replicas of `plan`, by their first one.
 
     A replica that runs a part of a micro-batch of which others run parts is like no other.
+    Replicas of different `mark` are of different kinds.
     """
     classes = alike(plan)
+    marks: dict[int, object] = {}
+    if mark is not None:
+        marks = {replica: mark(replica) for members in classes.values() for replica in members}
+        classes = _split(classes, marks)
     held = _held(plan, classes)
     names: dict[int, dict[_Name, int]] = {replica: {} for replica in classes}
     # A single class is one kind, whatever it does.
@@ -55,7 +60,7 @@ def kinds_of(plan: Plan) -> list[Kind]:
     entangled = _entangled(names)
     kinds: dict[object, Kind] = {}
     for first, members in classes.items():
-        known: object = first if first in entangled else shapes[first]
+        known: object = first if first in entangled else (shapes[first], marks.get(first))
         spelled = list(names[first])
         kind = kinds.setdefault(known, Kind(first, spelled, {}))
         same = kind.names if spelled == kind.names else spelled
@@ -104,6 +109,17 @@ def for_all(plan: Plan, first: Plan, kinds: Sequence[Kind]) -> Plan:
         for (pp, body), members in replicas.items()
     )
     return msgspec.structs.replace(first, groups=plan.groups, streams=streams)
+
+
+def _split(
+    classes: Mapping[int, Sequence[int]], marks: Mapping[int, object]
+) -> dict[int, tuple[int, ...]]:
+    """The classes of replicas of which all members have one mark."""
+    split: dict[tuple[int, object], list[int]] = {}
+    for first, members in classes.items():
+        for member in members:
+            split.setdefault((first, marks[member]), []).append(member)
+    return {members[0]: tuple(members) for members in split.values()}
 
 
 def _held(plan: Plan, replicas: Mapping[int, object]) -> dict[int, list[_Held]]:

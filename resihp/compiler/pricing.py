@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from resihp.compiler.cluster import Cluster, Health
 from resihp.compiler.costs import CostModel, Lengths, StageCost
@@ -47,6 +47,10 @@ class Pricing:
             num_bytes = tokens * self.costs.boundary_bytes_per_token
             self._crossings[key] = crossing(self.cluster, self.health, *key[:2], num_bytes)
         return self._crossings[key]
+
+    def scatter(self, tokens: int) -> Callable[[Group, Group], bool]:
+        """The choice for `lower`: tensors of `tokens` are cut where that is faster."""
+        return lambda sender, receiver: self.crossing(sender, receiver, tokens).cut
 
     def reduce_s(self, groups: Iterable[Group], layers: LayerRange) -> float:
         """Summing the gradients of a stage over the `groups` that hold it."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from plan_cases import ONE_STAGE_SCHEDULES, model_of, plan_of, streams_of
+from plan_cases import ONE_STAGE_SCHEDULES, findings, model_of, plan_of, streams_of
 
 from resihp.compiler import home_work, lower, ordered, spread_work
-from resihp.compiler.lower import PASSES
+from resihp.compiler.cluster import Cluster, ClusterSize, Device, Health, Link
+from resihp.compiler.costs import CostModel
+from resihp.compiler.lower import PASSES, everywhere
+from resihp.compiler.models import find_model
+from resihp.compiler.pricing import Pricing
 from resihp.errors import UserError
 from resihp.ir.model import Batch, Group, GroupName, LayerRange, Mesh, Op, Plan
 from resihp.ir.parser import parse
@@ -86,10 +90,52 @@ def test_everything_above_one_rank_is_cut_where_that_is_wished():
     """Scattering halves what each rank pair carries between equal degrees too."""
     plan = plan_of(tp=2, pp=2, dp=1, microbatches=1)
     schedule = ordered(plan, "1f1b", home_work([0], 1))
-    first = streams_of(lower(schedule, scatter_everywhere=True))["dp0.pp0"]
+    first = streams_of(lower(schedule, scatter=everywhere))["dp0.pp0"]
     assert first[:3] == ["F 0", "scatter_act 0", "send_act 0"]
     odd = msgspec.structs.replace(schedule, batch=Batch(microbatches=1, tokens=31))
-    assert streams_of(lower(odd, scatter_everywhere=True)) == streams_of(lower(odd))
+    assert streams_of(lower(odd, scatter=everywhere)) == streams_of(lower(odd))
+
+
+def test_the_plan_cuts_where_pricing_says_that_it_is_faster():
+    """Two groups of two ranks on each node: whole inside it, cut over its one adapter."""
+    schedule = ordered(plan_of(tp=2, pp=3, dp=1, microbatches=1), "1f1b", home_work([0], 1))
+    plan = lower(schedule, scatter=pricing_of(schedule).scatter(schedule.batch.tokens))
+    streams = streams_of(plan)
+    assert not any("scatter_act" in line for line in streams["dp0.pp0"])
+    assert "scatter_act 0" in streams["dp0.pp1"]
+    assert "scatter_grad 0" in streams["dp0.pp2"]
+    assert not any("scatter_grad" in line for line in streams["dp0.pp1"])
+    assert findings(plan) == []
+
+
+def test_replicas_that_differ_in_where_they_cut_have_streams_of_their_own():
+    """Replica 1 lies inside one node, replicas 0 and 2 across two."""
+    schedule = ordered(plan_of(tp=2, pp=2, dp=3, microbatches=2), "zb-h1", home_work(range(3), 2))
+
+    def across(sender: Group, receiver: Group) -> bool:
+        return sender.replica != 1
+
+    plan = lower(schedule, scatter=across)
+    assert [(s.replicas, s.pp) for s in plan.streams] == [
+        ((0, 2), 0), ((0, 2), 1), ((1,), 0), ((1,), 1),
+    ]  # fmt: skip
+    direct, cut = streams_of(lower(schedule)), streams_of(lower(schedule, scatter=everywhere))
+    assert streams_of(plan)["dp1.pp0"] == direct["dp1.pp0"]
+    assert streams_of(plan)["dp0.pp0"] == cut["dp0.pp0"]
+    assert findings(plan) == []
+
+
+def pricing_of(plan: Plan) -> Pricing:
+    """Nodes of four devices with one adapter each."""
+    cluster = Cluster(
+        cluster=ClusterSize(name="small", nodes=8, gpus_per_node=4, nics_per_node=1),
+        device=Device(memory_gib=80, bf16_tflops=100, fp32_tflops=50),
+        intra_node=Link(gb_per_s=200, latency_us=1),
+        inter_node=Link(gb_per_s=1, latency_us=1),
+    )
+    model = find_model("llama2-7b")
+    costs = CostModel.of_description(model, cluster)
+    return Pricing(plan.model, costs, cluster, Health())
 
 
 def test_replicas_that_do_the_same_share_a_stream():

@@ -12,6 +12,7 @@ from plan_cases import findings, plan_of
 from schedule_cases import random_schedule
 
 from resihp.compiler import SCHEDULES, lower
+from resihp.compiler.lower import everywhere
 from resihp.ir.diagnostics import Diagnostic
 from resihp.ir.model import GroupName, Instr, Op, Plan
 from resihp.ir.placement import placement_of
@@ -37,7 +38,7 @@ def test_any_schedule_that_can_run_is_lowered_to_a_right_plan(seed):
     schedule = random_schedule(seed)
     assert findings(schedule) == []
     assert findings(lower(schedule)) == []
-    assert findings(lower(schedule, scatter_everywhere=True)) == []
+    assert findings(lower(schedule, scatter=everywhere)) == []
 
 
 @settings(max_examples=60)

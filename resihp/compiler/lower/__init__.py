@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from resihp.compiler.kinds import first_of_each, for_all, kinds_of
-from resihp.compiler.lower.chunks import add_chunks
+from resihp.compiler.lower.chunks import Scatter, add_chunks, cuts_of, everywhere
 from resihp.compiler.lower.finish import add_finish
 from resihp.compiler.lower.transfers import add_transfers
 from resihp.errors import UserError
@@ -22,7 +22,7 @@ from resihp.ir.model import Level, Op, Plan
 from resihp.ir.timeline import UNIT_COST
 from resihp.ir.transport import Transport, parse_transport
 
-__all__ = ["PASSES", "lower", "transport_of"]
+__all__ = ["PASSES", "Scatter", "everywhere", "lower", "transport_of"]
 
 PASSES = ("finish", "transfers", "chunks")
 """Names of the passes, in their order."""
@@ -31,7 +31,7 @@ PASSES = ("finish", "transfers", "chunks")
 def lower(
     schedule: Plan,
     *,
-    scatter_everywhere: bool = False,
+    scatter: Scatter | None = None,
     cost: Mapping[Op, float] = UNIT_COST,
     last_pass: str = PASSES[-1],
 ) -> Plan:
@@ -40,8 +40,9 @@ def lower(
     Under `edge` receives are late. Under the other transports sends and receives are listed
     together: with one queue for both directions, or with sends that block, a late receive can
     hold up the whole pipeline. `cost` is what the schedule is played with; any cost gives a
-    right plan, the real one the best. `scatter_everywhere` cuts between equal TP degrees too.
-    What comes before the end of `last_pass` is for looking at.
+    right plan, the real one the best. Tensors are cut between unequal TP degrees, and between the
+    equal ones where `scatter` says so of sender and receiver (`Pricing.scatter`: where that is
+    faster; `everywhere`). What comes before the end of `last_pass` is for looking at.
 
     Raises UserError for what is no schedule, or one that cannot run, or an unknown transport.
     """
@@ -49,9 +50,9 @@ def lower(
     passes: tuple[Callable[[Plan], Plan], ...] = (
         partial(add_finish, cost=cost),
         partial(add_transfers, cost=cost, together=transport.kind != "edge"),
-        partial(add_chunks, everywhere=scatter_everywhere),
+        partial(add_chunks, scatter=scatter),
     )
-    kinds = kinds_of(schedule)
+    kinds = kinds_of(schedule, None if scatter is None else cuts_of(schedule, scatter))
     plan = first_of_each(schedule, kinds)
     for name, apply in zip(PASSES, passes, strict=True):
         plan = apply(plan)
