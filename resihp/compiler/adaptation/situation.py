@@ -1,0 +1,88 @@
+"""What an adaptation starts from: the plan that ran, the prices of today, and who will run the new.
+
+Health, what is lost and what is slow, is part of the prices (`Pricing.health`).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from resihp.compiler.costs import Lengths
+from resihp.compiler.pricing import Pricing
+from resihp.errors import UserError
+from resihp.ir.model import Plan
+from resihp.ir.placement import Placement, placement_of
+
+__all__ = ["ANYTHING", "WHOLE_MICROBATCHES", "Profile", "Situation"]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the one who runs the plan accepts."""
+
+    moves_single_stages: bool = True
+    """A micro-batch may visit another replica for some of its stages; if not, it runs all of them
+    in one replica, and every replica of a plan has all stages."""
+    repartitions: bool = True
+    """Layers may change their stage."""
+
+
+ANYTHING = Profile()
+"""All that the plan language can say."""
+WHOLE_MICROBATCHES = Profile(moves_single_stages=False, repartitions=False)
+"""What `resihp.executor.runnable` accepts in an interrupted iteration."""
+
+
+class Situation:
+    """A verified plan, today's prices and health, and what the new plan may do."""
+
+    def __init__(
+        self,
+        previous: Plan,
+        pricing: Pricing,
+        profile: Profile = ANYTHING,
+        resume_step: int | None = None,
+    ) -> None:
+        """`resume_step` is the interrupted iteration that the new plan redoes.
+
+        Raises UserError for ranks that the job does not have.
+        """
+        self.previous = previous
+        self.pricing = pricing
+        self.profile = profile
+        self.resume_step = resume_step
+        world = previous.mesh.world
+        for what, ranks in (("lost", pricing.health.lost), ("slow", pricing.health.speed)):
+            unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
+            if unknown:
+                raise UserError(f"{what} rank {unknown[0]}: the job's ranks are 0..{world - 1}")
+
+    @cached_property
+    def lost(self) -> frozenset[int]:
+        """Ranks that were lost before and now."""
+        return frozenset(self.previous.lost) | self.pricing.health.lost
+
+    @cached_property
+    def alive(self) -> frozenset[int]:
+        """All other ranks, in groups or standby."""
+        return frozenset(range(self.previous.mesh.world)) - self.lost
+
+    def speed_of(self, rank: int) -> float:
+        """Relative throughput; 0 for a lost rank."""
+        return 0.0 if rank in self.lost else self.pricing.health.speed_of(rank)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The stages of the plan before."""
+        return placement_of(self.previous)
+
+    @property
+    def has_one_stage_each(self) -> bool:
+        """Whether position s of the pipeline runs stage s and no other, as the planner needs."""
+        return self.placement.pp == tuple(range(self.placement.num_stages))
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """Of a nominal micro-batch: one document that fills it."""
+        return Lengths.of([self.previous.batch.tokens])
