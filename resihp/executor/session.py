@@ -23,7 +23,6 @@ from resihp.executor.inject import Injector
 from resihp.executor.interpreter import Interpreter
 from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
 from resihp.executor.reshard import Resharding, state_targets
-from resihp.executor.runnable import check_runnable
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.shards import tensor_names
 from resihp.executor.stage import Stage
@@ -35,6 +34,7 @@ from resihp.ir.expand import expand
 from resihp.ir.model import Op, Plan
 from resihp.ir.parser import parse
 from resihp.ir.program import Program
+from resihp.ir.runnable import check_runnable
 from resihp.wire.messages import Deploy, Finished, Joined, Message, StepDone, StoreOpened
 from resihp.wire.timing import Timing
 

@@ -14,6 +14,7 @@ from resihp.ir.model import Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.verify import verify
+from resihp.monitor.given_plan import given_plan
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 
 __all__ = ["Planner", "VerifiedPlan"]
@@ -33,8 +34,14 @@ class Planner:
         self._job = job
 
     def initial(self) -> VerifiedPlan:
-        """The healthy plan. NoFeasiblePlan where the model does not fit the devices."""
+        """The healthy plan: the one that the job file names, or one for its degrees.
+
+        Raises NoFeasiblePlan where the model does not fit the devices, and UserError for a file
+        that is no plan of this job.
+        """
         job = self._job
+        if job.parallel.plan is not None:
+            return self._verified(given_plan(job, job.parallel.plan), previous=None)
         return self._verified(
             initial_plan(
                 job.model.shape(job.job.name),

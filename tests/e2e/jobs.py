@@ -33,6 +33,8 @@ class Job:
     """(rank, step), each in the middle of the rank's program."""
     at: int | None = None
     """Instruction of every kill instead of the middle."""
+    plan: Path | None = None
+    """What to begin with instead of a plan for the degrees."""
 
     @property
     def world(self) -> int:
@@ -44,6 +46,7 @@ class Job:
             f'[[inject]]\nkind = "kill"\nrank = {rank}\nstep = {step}\n{place}'
             for rank, step in self.kills
         )
+        plan = "" if self.plan is None else f'plan = "{self.plan}"\n'
         path = folder / "job.toml"
         path.write_text(
             f"""
@@ -63,7 +66,7 @@ tp = {self.tp}
 pp = {self.pp}
 dp = {self.dp}
 schedule = "{self.schedule}"
-[batch]
+{plan}[batch]
 microbatches = 4
 tokens = 64
 [data]

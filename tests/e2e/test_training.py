@@ -8,12 +8,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from jobs import Job, Run, complete
 
+from resihp.compiler import initial_plan, lower
 from resihp.executor.data import load_dataset
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import Sampler
+from resihp.ir.model import Batch, Instr, Level, Mesh, ModelShape, Op, Plan, Stream
+from resihp.ir.printer import print_plan
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -113,6 +117,49 @@ def test_all_schedules_train_the_same_model(healthy: Run, tmp_path: Path, corpus
     assert code == 0, run.text
     # The learning rate of the first steps is the warm-up's, whatever the number of steps.
     assert run.losses()[:3] == healthy.losses()[:3]
+
+
+def test_single_stages_of_micro_batches_may_run_in_another_replica(
+    healthy: Run, tmp_path: Path, corpus: Path
+) -> None:
+    """A written plan: replica 1 has no second stage, replica 0 runs that of all micro-batches."""
+    path = tmp_path / "given.plan"
+    path.write_text(print_plan(without_last_group()))
+    code, run = complete(Job(steps=3, plan=path), tmp_path, corpus)
+    assert code == 0, run.text
+    assert "F 3@1" in (run.dir / "plans" / "001.plan").read_text()
+    assert run.losses() == healthy.losses()[:3]
+
+
+def without_last_group() -> Plan:
+    """Position 1 of replica 1 is on standby; F, B and W of its micro-batches run in replica 0."""
+    shape = ModelShape(name="e2e", layers=4, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=258)
+    whole = initial_plan(shape, Mesh(tp=2, pp=2, dp=2), Batch(microbatches=4, tokens=64))
+    first = Stream(
+        replicas=(0, 1),
+        pp=0,
+        body=tuple(Instr(op, number) for op in (Op.F, Op.BW) for number in range(4)),
+    )
+    last = Stream(
+        replicas=(0,),
+        pp=1,
+        body=tuple(
+            Instr(op, number, home)
+            for number in range(4)
+            for home in (None, 1)
+            for op in (Op.F, Op.BW)
+        ),
+    )
+    return lower(
+        msgspec.structs.replace(
+            whole,
+            groups=whole.groups[:-1],
+            standby=whole.groups[-1].ranks,
+            streams=(first, last),
+            schedule=None,
+            level=Level.SCHEDULE,
+        )
+    )
 
 
 def test_a_standby_rank_takes_the_place_of_a_lost_one(tmp_path: Path, corpus: Path) -> None:

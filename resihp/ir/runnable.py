@@ -28,11 +28,6 @@ def _reasons(plan: Plan) -> Iterator[str]:
         for instr in stream.body:
             if instr.paired:
                 yield f"`{instr.op.mnemonic} {instr.microbatch}` {where} is half of a pair"
-            if instr.peer is not None and any(home != instr.peer for home in stream.replicas):
-                yield (
-                    f"`{instr.op.mnemonic} {instr.microbatch}` {where} goes to or comes from "
-                    f"replica {instr.peer}"
-                )
     for line in plan.reconfigure:
         if isinstance(line, Load):
             yield f"{line.target} loads layers {line.layers} from a saved version"

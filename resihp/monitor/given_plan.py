@@ -1,0 +1,52 @@
+"""A plan that the user wrote, as the one to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from resihp.config import JobConfig
+from resihp.errors import ConfigError, PlanSyntaxError
+from resihp.ir.model import Plan
+from resihp.ir.parser import parse
+from resihp.ir.runnable import check_runnable
+
+__all__ = ["given_plan"]
+
+
+def given_plan(job: JobConfig, path: str) -> Plan:
+    """The plan in the file `path`, with the capacity of the job's devices.
+
+    It is not verified here. Raises ConfigError, naming the key, for a file that cannot be read,
+    is no plan, is none of this job, or asks for what the executor cannot do.
+    """
+    here = f'parallel.plan = "{path}"'
+    try:
+        plan = parse(Path(path).read_text(encoding="utf-8"), path=path).plan
+    except OSError as error:
+        raise ConfigError(f"{here}: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{here}: not UTF-8 text") from None
+    except PlanSyntaxError as error:
+        raise ConfigError(f"{here}: {error}; `resihp verify {path}` shows where") from None
+    _check_same(here, plan, job)
+    check_runnable(plan)
+    return msgspec.structs.replace(plan, memory_bytes=job.device.memory_bytes)
+
+
+def _check_same(here: str, plan: Plan, job: JobConfig) -> None:
+    """Whether the plan is for this model, mesh and batch, and for the start of a job."""
+    shape = job.model.shape(plan.model.name)
+    wanted = {"model": shape, "mesh": job.parallel.mesh(), "batch": job.batch.batch()}
+    for name, struct in wanted.items():
+        said: dict[str, object] = msgspec.structs.asdict(getattr(plan, name))
+        for key, value in msgspec.structs.asdict(struct).items():
+            if said[key] != value:
+                raise ConfigError(
+                    f"{here}: its {name} line says {key}={said[key]}, the job file {key}={value}"
+                )
+    if plan.resume is not None or plan.lost or plan.reconfigure:
+        raise ConfigError(
+            f"{here}: this plan goes on from another one; a job begins with a whole one"
+        )
