@@ -15,7 +15,7 @@ from resihp.compiler.capacity import oversized
 from resihp.compiler.lower import lower
 from resihp.compiler.membership import Regrouped, Shortage, regroup
 from resihp.compiler.schedules import SCHEDULES, runs_on
-from resihp.compiler.sources import State, spell_layers
+from resihp.compiler.sources import State, require_state
 from resihp.compiler.work import ordered, spread_work
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Plan, Resume
@@ -41,7 +41,7 @@ def adapt(previous: Plan, lost: Iterable[int], step: int) -> Plan:
     gone = frozenset(previous.lost) | _checked(lost, previous.mesh.world)
     alive = frozenset(range(previous.mesh.world)) - gone
     state = State(previous, gone)
-    _require_state(previous, state)
+    require_state(state)
     kept = _whole_replicas(previous)
     min_degrees = {group.name: 1 for group in previous.groups}
     while True:
@@ -104,18 +104,6 @@ def _checked(lost: Iterable[int], world: int) -> frozenset[int]:
     if unknown:
         raise UserError(f"lost rank {unknown[0]}: the job's ranks are 0..{world - 1}")
     return ranks
-
-
-def _require_state(previous: Plan, state: State) -> None:
-    """Raises NoFeasiblePlan when a chunk of some stage's state has no live holder."""
-    layers_of = {group.pp: spell_layers(group) for group in previous.groups}
-    for pp, layers in sorted(layers_of.items()):
-        chunks = state.lost_chunks(pp)
-        if chunks:
-            shown = ", ".join(map(str, chunks))
-            raise NoFeasiblePlan(
-                f"no live rank still holds chunk {shown} of {previous.mesh.tp} of layers {layers}"
-            )
 
 
 def _to_drop(shortages: Sequence[Shortage]) -> int:

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from resihp.compiler.sources import Source, State, spell_layers
+from resihp.compiler.reconfigure import lines_to
+from resihp.compiler.seats import seats
+from resihp.compiler.sources import State, spell_layers
 from resihp.ir.model import Group, GroupName, Mesh, Reshard
 
 __all__ = ["Regrouped", "Shortage", "regroup"]
@@ -55,22 +57,16 @@ def regroup(
             if len(survivors[group.name]) < min_degrees[group.name]
         ]
     formed: dict[GroupName, Group] = {}
-    reshards: list[Reshard] = []
     # Groups that shrink come first: those that grow may take the members they leave over.
     for group in sorted(touched, key=lambda g: degrees[g.name] > len(survivors[g.name])):
         own, tp = survivors[group.name], degrees[group.name]
-        ranks = _seat(group, own, sorted(pool), tp, state, mesh)
+        ranks = seats(state, group.name, group.layers, [*own, *pool], tp)
         pool.update(own)
         pool.difference_update(ranks)
         formed[group.name] = msgspec.structs.replace(group, ranks=ranks)
-        reshards += [
-            Reshard(layers=layers, source=source, target=group.name)
-            for layers in group.layers
-            for source in state.suppliers(group.pp, group.replica, ranks)
-        ]
     return Regrouped(
         groups=tuple(formed.get(group.name, group) for group in groups),
-        reshards=tuple(sorted(reshards, key=lambda reshard: reshard.target)),
+        reshards=lines_to(state, formed.values()),
         standby=tuple(sorted(pool)),
     )
 
@@ -97,87 +93,6 @@ def _degrees(
         num_spare -= degrees[smallest]
         degrees[smallest] *= 2
     return degrees
-
-
-def _seat(
-    group: Group, own: Sequence[int], pool: Sequence[int], tp: int, state: State, mesh: Mesh
-) -> tuple[int, ...]:
-    """Members of the group at degree `tp`.
-
-    As many members as possible keep what they hold, and what they lack comes from one group where
-    one has it all. A source that lacks a chunk may still do where a survivor who holds that chunk
-    can be the one to stay. Where no single group has it all, several give their parts.
-    """
-    for source in (*state.sources(group.pp, group.replica), state.everything(group.pp)):
-        seats = _keepers(group.pp, own, tp, state, source)
-        ranks = _filled(seats, group, own, pool, state, mesh)
-        # Ascending members read better, where that moves no more.
-        for choice in (tuple(sorted(ranks)), ranks):
-            moves = state.missing(group.pp, choice)
-            no_more = len(moves) <= len(state.missing(group.pp, ranks))
-            if no_more and source.chunks.issuperset(moves):
-                return choice
-    raise AssertionError("every chunk has a live holder, so all groups together have it all")
-
-
-def _keepers(
-    stage: int, own: Sequence[int], tp: int, state: State, source: Source
-) -> list[int | None]:
-    """For each seat the survivor who holds part of its shard and can get the rest, or None."""
-    seats: list[int | None] = []
-    for index in range(tp):
-        shard = state.shard(index, tp)
-        holders = [
-            rank
-            for rank in own
-            if rank not in seats
-            and any(chunk in state.held(rank, stage) for chunk in shard)
-            and all(c in source.chunks or c in state.held(rank, stage) for c in shard)
-        ]
-        seats.append(holders[0] if holders else None)
-    return seats
-
-
-def _filled(
-    seats: Sequence[int | None],
-    group: Group,
-    own: Sequence[int],
-    pool: Sequence[int],
-    state: State,
-    mesh: Mesh,
-) -> tuple[int, ...]:
-    """The seats that are still free go to the other survivors, then to the best of the pool."""
-    others = [rank for rank in own if rank not in seats]
-    pool = list(pool)
-    ranks: list[int] = []
-    for index, seat in enumerate(seats):
-        if seat is not None:
-            ranks.append(seat)
-        elif others:
-            ranks.append(others.pop(0))
-        else:
-            shard = frozenset(state.shard(index, len(seats)))
-            best = min(
-                pool,
-                key=lambda rank: (
-                    -len(shard.intersection(state.held(rank, group.pp))),
-                    _distance(rank, group.name, mesh),
-                    rank,
-                ),
-            )
-            pool.remove(best)
-            ranks.append(best)
-    return tuple(ranks)
-
-
-def _distance(rank: int, place: GroupName, mesh: Mesh) -> int:
-    """How far a rank's place in the healthy layout is: same group, replica, stage, elsewhere."""
-    home = GroupName(rank // (mesh.tp * mesh.pp), rank // mesh.tp % mesh.pp)
-    if home == place:
-        return 0
-    if home.replica == place.replica:
-        return 1
-    return 2 if home.pp == place.pp else 3
 
 
 def _power_of_two(limit: int) -> int:

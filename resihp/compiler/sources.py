@@ -1,95 +1,178 @@
-"""What live ranks hold of the plan before, and which of its groups can give the rest away.
+"""What live ranks hold of the plan before, layer by layer, and which of its groups can give it.
 
-A layer's state is cut into as many chunks as the mesh has TP degree. What a member of a new group
-holds already stays where it is; everything else comes from one group of the plan before.
+A layer's state is cut into as many chunks as the mesh has TP degree. Layers that lay in one stage
+are held alike, so a plan has one `Part` for each of its stages. Nothing here looks at groups that
+nobody asks about: on a large job almost all of them stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
-from resihp.ir.model import Group, GroupName, Plan
+from resihp.errors import NoFeasiblePlan
+from resihp.ir.model import Group, GroupName, LayerRange, Plan
 from resihp.ir.reshard import chunks_of_member, holder_of_chunk
 
-__all__ = ["Source", "State", "spell_layers"]
+__all__ = ["Part", "Piece", "State", "require_state", "spell_layers"]
 
 
-class Source(NamedTuple):
-    """Groups of the plan before, with the chunks that their live members hold."""
+class Part(NamedTuple):
+    """Consecutive layers that the same groups of the plan before held."""
 
-    groups: tuple[GroupName, ...]
-    chunks: frozenset[int]
+    layers: LayerRange
+    groups: tuple[Group, ...]
+
+    def within(self, layers: LayerRange) -> Part:
+        """What the part and `layers` have in common; they overlap."""
+        first = max(self.layers.first, layers.first)
+        return Part(LayerRange(first, min(self.layers.last, layers.last)), self.groups)
+
+
+class Piece(NamedTuple):
+    """A chunk of some layers that `rank` needs and does not hold."""
+
+    rank: int
+    chunk: int
 
 
 class State:
-    """Chunks by rank and by group. All layers of a position are held alike, so none is named."""
+    """The state that is left of `previous` without the ranks `lost`, by rank and by group."""
 
     def __init__(self, previous: Plan, lost: Collection[int]) -> None:
-        self._num_chunks = previous.mesh.tp
-        self._held: dict[int, tuple[int, range]] = {}
-        self._sources: dict[int, list[Source]] = {}
-        for group in sorted(previous.groups, key=lambda group: group.name):
-            for index, rank in enumerate(group.ranks):
-                self._held[rank] = group.pp, self.shard(index, group.tp)
-            alive = frozenset(
-                chunk
-                for chunk in range(self._num_chunks)
-                if holder_of_chunk(group, chunk, self._num_chunks) not in lost
-            )
-            self._sources.setdefault(group.pp, []).append(Source((group.name,), alive))
+        self.previous = previous
+        self.lost = frozenset(lost)
+        self.num_chunks = previous.mesh.tp
+        self._groups = {group.name: group for group in previous.groups}
+        self._parts = _parts(previous.groups)
+        self._firsts = [part.layers.first for part in self._parts]
+        self._all_chunks = frozenset(range(self.num_chunks))
+
+    def group(self, name: GroupName) -> Group | None:
+        """The group of the plan before at a place."""
+        return self._groups.get(name)
+
+    def own(self, part: Part, replica: int) -> Group | None:
+        """The group of `replica` that held `part`."""
+        for pp in {group.pp for group in (part.groups[0], part.groups[-1])}:
+            group = self._groups.get(GroupName(replica, pp))
+            if group is not None and _holds(group, part.layers.first):
+                return group
+        return None
+
+    def parts(self, layers: Iterable[LayerRange]) -> Iterator[Part]:
+        """The given layers in ascending order, cut where other groups held them.
+
+        Layers that no group held, which a verified plan does not have, are left out.
+        """
+        for wanted in sorted(layers):
+            at = max(bisect_right(self._firsts, wanted.first) - 1, 0)
+            for part in self._parts[at:]:
+                if part.layers.first > wanted.last:
+                    break
+                if part.layers.last >= wanted.first:
+                    yield part.within(wanted)
 
     def shard(self, index: int, tp: int) -> range:
         """Chunks that member `index` of `tp` is to hold."""
-        return chunks_of_member(index, tp, self._num_chunks)
+        return chunks_of_member(index, tp, self.num_chunks)
 
-    def held(self, rank: int, stage: int) -> range:
-        """Chunks of the layers of `stage` that `rank` held."""
-        held_stage, chunks = self._held.get(rank, (stage, range(0)))
-        return chunks if held_stage == stage else range(0)
+    def held(self, rank: int, layer: int) -> range:
+        """Chunks of `layer` that `rank` held."""
+        place = self._place(rank)
+        if place is None:
+            return range(0)
+        group, index = place
+        return self.shard(index, group.tp) if _holds(group, layer) else range(0)
 
-    def missing(self, stage: int, ranks: Sequence[int]) -> list[int]:
-        """The chunk of each move that makes `ranks` a group at `stage`, member by member."""
-        return [
+    def alive(self, group: Group) -> frozenset[int]:
+        """Chunks that the live members of a group of the plan before hold."""
+        if self.lost.isdisjoint(group.ranks):
+            return self._all_chunks
+        return frozenset(
             chunk
-            for index, rank in enumerate(ranks)
-            for chunk in self.shard(index, len(ranks))
-            if chunk not in self.held(rank, stage)
-        ]
-
-    def sources(self, stage: int, own: int) -> list[Source]:
-        """Groups that held `stage`: that of replica `own` first, then by replica."""
-        return sorted(self._sources[stage], key=lambda source: source.groups[0].replica != own)
-
-    def everything(self, stage: int) -> Source:
-        """All groups that held `stage`, as one source."""
-        sources = self._sources[stage]
-        return Source(
-            tuple(group for source in sources for group in source.groups),
-            frozenset[int]().union(*(source.chunks for source in sources)),
+            for chunk in self._all_chunks
+            if holder_of_chunk(group, chunk, self.num_chunks) not in self.lost
         )
 
-    def suppliers(self, stage: int, own: int, ranks: Sequence[int]) -> list[GroupName]:
-        """Who gives `ranks` what they lack: one group where one can, else as few as it takes.
+    def missing(self, part: Part, ranks: Sequence[int]) -> list[Piece]:
+        """What members lack of the layers of `part` when `ranks` become a group that holds them."""
+        layer = part.layers.first
+        return [
+            Piece(rank, chunk)
+            for index, rank in enumerate(ranks)
+            for held in (self.held(rank, layer),)
+            for chunk in self.shard(index, len(ranks))
+            if chunk not in held
+        ]
 
-        Each chunk comes from the first group of the list whose holder of it is alive.
-        """
-        missing = frozenset(self.missing(stage, ranks))
-        suppliers: list[GroupName] = []
-        sources = self.sources(stage, own)
-        while missing:
-            best = max(sources, key=lambda source: len(source.chunks & missing))
-            assert best.chunks & missing, "a chunk without a live holder"
-            suppliers.append(best.groups[0])
-            missing -= best.chunks
-        return suppliers
+    def lost_parts(self) -> Iterator[tuple[Part, tuple[int, ...]]]:
+        """Parts of which chunks have no live holder any more, with these chunks."""
+        for part in self._parts:
+            left = set(self._all_chunks)
+            for group in part.groups:
+                left -= self.alive(group)
+                if not left:
+                    break
+            if left:
+                yield part, tuple(sorted(left))
 
-    def lost_chunks(self, stage: int) -> list[int]:
-        """Chunks of the layers of `stage` that no live rank holds any more."""
-        left = frozenset[int]().union(*(source.chunks for source in self._sources[stage]))
-        return [chunk for chunk in range(self._num_chunks) if chunk not in left]
+    def _place(self, rank: int) -> tuple[Group, int] | None:
+        """Group of the plan before, and index in it; most ranks are where the mesh puts them."""
+        mesh = self.previous.mesh
+        home = self._groups.get(GroupName(rank // (mesh.tp * mesh.pp), rank // mesh.tp % mesh.pp))
+        if home is not None and rank in home.ranks:
+            return home, home.ranks.index(rank)
+        return self._places.get(rank)
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[Group, int]]:
+        return {
+            rank: (group, index)
+            for group in self.previous.groups
+            for index, rank in enumerate(group.ranks)
+        }
+
+
+def require_state(state: State) -> None:
+    """Raises NoFeasiblePlan when a chunk of some layer's state has no live holder."""
+    gone = list(state.lost_parts())
+    if not gone:
+        return
+    (first, chunks), *_ = gone
+    alike = [part for part, same in gone if same == chunks and part.groups == first.groups]
+    shown = ", ".join(map(str, chunks))
+    layers = ",".join(str(part.layers) for part in alike)
+    raise NoFeasiblePlan(
+        f"no live rank still holds chunk {shown} of {state.num_chunks} of layers {layers}"
+    )
 
 
 def spell_layers(group: Group) -> str:
     """The layers of a group as a plan writes them: `0..3` or `0..3,8..11`."""
     return ",".join(map(str, group.layers))
+
+
+def _holds(group: Group, layer: int) -> bool:
+    return any(first <= layer <= last for first, last in group.layers)
+
+
+def _parts(groups: Iterable[Group]) -> list[Part]:
+    """The layers of all groups, cut where one of them begins or ends, each with its holders."""
+    alike: dict[tuple[LayerRange, ...], list[Group]] = {}
+    for group in groups:
+        alike.setdefault(group.layers, []).append(group)
+    cuts = sorted({cut for held in alike for first, last in held for cut in (first, last + 1)})
+    holders: dict[int, tuple[Group, ...]] = {}
+    for held, members in alike.items():
+        for first, last in held:
+            for cut in cuts[bisect_right(cuts, first) - 1 : bisect_right(cuts, last)]:
+                holders[cut] = (*holders.get(cut, ()), *members)
+    return [
+        Part(LayerRange(first, end - 1), holders[first])
+        for first, end in pairwise(cuts)
+        if first in holders
+    ]
