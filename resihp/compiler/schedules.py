@@ -24,6 +24,7 @@ _NUM_CHUNKS = {
     "interleaved-1f1b": 2,
     "looped-bfs": 2,
     "zb-h1": 1,
+    "zb-h2": 1,
     "zbv": 2,
 }
 """Stages per position that each schedule has where nothing is said."""
@@ -50,7 +51,10 @@ def schedule_order(
     With one stage per position: `gpipe` runs all forwards, then all backwards. `1f1b` (Narayanan et
     al. 2019) keeps at most `num_positions - stage` micro-batches in flight. `zb-h1` (Qi et al.
     2024) splits the backward and fills the bubble with weight gradients, with at most
-    `num_positions` in flight everywhere: the peak of 1F1B's first stage.
+    `num_positions` in flight everywhere: the peak of 1F1B's first stage. `zb-h2` (Qi et al. 2024)
+    starts as many forwards as there is time for before the first backward can come, with up to
+    `2 * num_positions - 1` in flight, and no stage idles between its first forward and its last
+    weight gradient where F, B and W take equally long.
 
     With `num_chunks` stages per position (by default 2), looped: `looped-bfs` (Lamy-Poirier 2023)
     runs stage by stage, all forwards up and all backwards down. `interleaved-1f1b` (Narayanan et
@@ -89,7 +93,7 @@ def runs_on(kind: str, stages: Placed) -> bool:
     """Whether schedule `kind` is made for stages that are placed so."""
     if kind in ("gpipe", "looped-bfs"):
         return True
-    if kind in ("1f1b", "zb-h1"):
+    if kind in ("1f1b", "zb-h1", "zb-h2"):
         return all(tuple(held) == (position,) for position, held in enumerate(stages))
     num_chunks = len(stages[0])
     return (kind == "interleaved-1f1b" or num_chunks == 2) and all(
@@ -112,6 +116,8 @@ def order_at(kind: str, stages: Placed, num_microbatches: int) -> list[list[Work
             return [_one_f_one_b(s, num_positions, num_microbatches) for (s,) in stages]
         case "zb-h1":
             return [_zb_h1(s, num_positions, num_microbatches) for (s,) in stages]
+        case "zb-h2":
+            return [_zb_h2(s, num_positions, num_microbatches) for (s,) in stages]
         case "interleaved-1f1b":
             return [_interleaved(held, num_positions, num_microbatches) for held in stages]
         case _:
@@ -176,6 +182,26 @@ def _zb_h1(stage: int, num_stages: int, num_microbatches: int) -> list[Work]:
         if backward >= stage:
             order.append(Work(Op.W, stage, backward - stage))
     num_weighted = max(0, num_microbatches - stage)
+    return order + [Work(Op.W, stage, m) for m in range(num_weighted, num_microbatches)]
+
+
+def _zb_h2(stage: int, num_stages: int, num_microbatches: int) -> list[Work]:
+    """A warm-up of `2 (P - stage) - 1` forwards, the weight gradients held back by `2 stage`.
+
+    A stage then never waits after its first forward: its first backward comes when the warm-up
+    ends, and each stage on the way back ends one unit before the next. Each has at most 2 P - 1 in
+    flight, fewer than its warm-up and what it holds back together.
+    """
+    num_warmup = min(2 * (num_stages - stage) - 1, num_microbatches)
+    held_back = 2 * stage
+    order = [Work(Op.F, stage, m) for m in range(num_warmup)]
+    for backward in range(num_microbatches):
+        order.append(Work(Op.B, stage, backward))
+        if backward >= held_back:
+            order.append(Work(Op.W, stage, backward - held_back))
+        if backward + num_warmup < num_microbatches:
+            order.append(Work(Op.F, stage, backward + num_warmup))
+    num_weighted = max(0, num_microbatches - held_back)
     return order + [Work(Op.W, stage, m) for m in range(num_weighted, num_microbatches)]
 
 

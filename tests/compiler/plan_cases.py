@@ -14,7 +14,7 @@ from resihp.ir.reshard import transfers
 from resihp.ir.statements import spell_instr
 from resihp.ir.verify import verify
 
-ONE_STAGE_SCHEDULES = ("1f1b", "gpipe", "zb-h1")
+ONE_STAGE_SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 """Schedules with one stage per position."""
 UNIT_COST = {Op.F: 1, Op.B: 1, Op.W: 1, Op.BW: 2}
 

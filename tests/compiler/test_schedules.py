@@ -42,7 +42,7 @@ def test_each_stage_runs_each_micro_batch_once_in_order(size):
     kind, num_positions, num_microbatches, num_chunks = size
     orders = schedule_order(kind, num_positions, num_microbatches, num_chunks)
     held = placed(kind, num_positions, num_chunks)
-    backward = (Op.F, Op.B, Op.W) if kind in ("zb-h1", "zbv") else (Op.F, Op.BW)
+    backward = (Op.F, Op.B, Op.W) if kind.startswith("zb") else (Op.F, Op.BW)
     for order, here in zip(orders, held, strict=True):
         works = {(w.stage, w.microbatch) for w in order}
         assert works == set(product(here, range(num_microbatches)))
@@ -160,8 +160,8 @@ def test_an_unknown_schedule_is_refused_with_the_nearest_name():
     with pytest.raises(UserError) as caught:
         schedule_order("1f1bb", 2, 2)
     assert str(caught.value) == (
-        "schedule '1f1bb' is none of 1f1b, gpipe, interleaved-1f1b, looped-bfs, zb-h1, zbv; "
-        "did you mean 1f1b?"
+        "schedule '1f1bb' is none of 1f1b, gpipe, interleaved-1f1b, looped-bfs, zb-h1, zb-h2, "
+        "zbv; did you mean 1f1b?"
     )
 
 

@@ -1,0 +1,119 @@
+"""Orders for slow links: more forwards before the first backward where tensors travel longer.
+
+The rule is that of PipeMorph (arXiv 2504.19232, called Adaptra in the paper), section 6.3 of the
+notes that this project started from: with c_i the delay between stages i and i + 1 and F_i the
+time of a forward, stage i runs x_i = x_(i+1) + ceil(c_i / F_i) + 2 forwards ahead, the last one 1.
+Orders are made for several assumed delays, played with the true ones, and the best is kept: which
+of them it is depends on what else is slow.
+
+A delay is a property of the edge here: sends are posted, so a tensor on its way holds up nobody
+but who needs it. (Where both ends of a transfer stand still meanwhile, each delay counts about
+twice per micro-batch, whatever the order.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from resihp.compiler.planner.balance import homeless_placed
+from resihp.compiler.planner.engine import GREEDY, Engine, Placing, Planned, Style
+from resihp.compiler.planner.problem import Problem
+from resihp.compiler.planner.replay import replay
+
+__all__ = ["SHARES", "Assumed", "assumptions", "best_order_for_delays", "delay_bounds", "warmup"]
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0, 2.0)
+"""Of the true delays, which orders are made for. The published rule is stated with c / F and, in
+a figure, with 2 c / F: the last one stands for that."""
+
+
+class Assumed(NamedTuple):
+    """A problem with other delays than the true one, and the bound of the rule for these."""
+
+    share: float
+    problem: Problem
+
+
+def warmup(forwards: Sequence[int], delays: Sequence[int], limit: int) -> tuple[int, ...]:
+    """How many forwards each stage runs before its first backward.
+
+    `forwards` are ticks per stage, `delays` ticks per boundary. Stage 0 gets at most `limit`:
+    where that is short, each boundary keeps the step of 1F1B, 1, as long as there is one, and
+    what is left goes to the boundaries that need the largest steps.
+    """
+    steps = [-(-delay // max(ticks, 1)) + 2 for ticks, delay in zip(forwards, delays, strict=False)]
+    neediest = sorted(range(len(steps)), key=lambda boundary: (-steps[boundary], boundary))
+    given = [0] * len(steps)
+    left = max(limit - 1, 0)
+    for least in (1, None):
+        for boundary in neediest:
+            wanted = (least or steps[boundary]) - given[boundary]
+            granted = min(wanted, left)
+            given[boundary] += granted
+            left -= granted
+    return tuple(1 + sum(given[stage:]) for stage in range(len(steps) + 1))
+
+
+def delay_bounds(problem: Problem) -> list[tuple[int, ...]]:
+    """The different bounds on micro-batches in flight that the rule gives for assumed delays."""
+    bounds = (assumed.problem.in_flight for assumed in assumptions(problem))
+    return [bound for bound in dict.fromkeys(bounds) if bound is not None]
+
+
+def assumptions(problem: Problem) -> Iterator[Assumed]:
+    """`problem` at each of the `SHARES` of its delays, with the bound that the rule gives there.
+
+    Replicas share a bound, so the longest delay and the shortest forward of a stage count.
+    """
+    forwards = [
+        min((row.chunks[s].forward for row in problem.replicas if row.chunks[s]), default=1)  # pyright: ignore
+        for s in range(problem.num_stages)
+    ]
+    limit = min(problem.num_microbatches, _room(problem))
+    for share in SHARES:
+        rows = tuple(
+            row._replace(edges=tuple(round(ticks * share) for ticks in row.edges))
+            for row in problem.replicas
+        )
+        delays = [max(ticks) for ticks in zip(*(row.edges for row in rows), strict=True)]
+        bound = warmup(forwards, delays, limit)
+        crossing = tuple(round(ticks * share) for ticks in problem.crossing)
+        yield Assumed(share, problem._replace(replicas=rows, crossing=crossing, in_flight=bound))
+
+
+def best_order_for_delays(
+    problem: Problem, placing: Placing | None = None, *, styles: Sequence[Style] = (GREEDY,)
+) -> Planned:
+    """The shortest plan at the true delays among those that are made for assumed ones.
+
+    Everything stays at home that has one, unless `placing` says otherwise. The bound of
+    `problem` on micro-batches in flight is replaced by the rule's; memory bounds all plans.
+    """
+    where = homeless_placed(problem) if placing is None else placing
+    best: Planned | None = None
+    for assumed in assumptions(problem):
+        for style in styles:
+            planned = Engine(assumed.problem, where, style=style).run()
+            planned = planned._replace(makespan=replay(problem, planned))
+            if best is None or _rank(planned) < _rank(best):
+                best = planned
+    assert best is not None
+    return best
+
+
+def _rank(planned: Planned) -> tuple[bool, int]:
+    return not planned.complete, planned.makespan
+
+
+def _room(problem: Problem) -> int:
+    """Forwards that fit into the memory of every first stage before any backward."""
+    sizes = [row.memory[0] for row in problem.replicas]
+    return min(
+        (
+            max(1, (size.free - size.held) // max(size.activation, 1))
+            for size in sizes
+            if size is not None
+        ),
+        default=1,
+    )
