@@ -18,7 +18,10 @@ class Crossing(NamedTuple):
     """The faster of both ways."""
 
     seconds: float
+    """From the send until the whole tensor is at every member of the receiver."""
     cut: bool
+    occupied_s: float
+    """How long it keeps the links between the two groups from others."""
 
 
 def crossing(
@@ -37,12 +40,13 @@ def crossing(
     num_chunks = max(len(sender), len(receiver))
     ways: list[Crossing] = []
     if len(sender) == len(receiver) and (cut is not True or num_chunks == 1):
-        seconds = _transfer(cluster, health, sender, receiver, num_bytes, len(sender))
-        ways.append(Crossing(seconds, cut=False))
+        seconds, occupied_s = _transfer(cluster, health, sender, receiver, num_bytes, len(sender))
+        ways.append(Crossing(seconds, False, occupied_s))
     if num_chunks > 1 and (cut is not False or not ways):
-        seconds = _transfer(cluster, health, sender, receiver, num_bytes / num_chunks, num_chunks)
+        chunk_bytes = num_bytes / num_chunks
+        seconds, occupied_s = _transfer(cluster, health, sender, receiver, chunk_bytes, num_chunks)
         seconds += _gather(cluster, len(receiver), num_bytes)
-        ways.append(Crossing(seconds, cut=True))
+        ways.append(Crossing(seconds, True, occupied_s))
     return min(ways)
 
 
@@ -53,16 +57,20 @@ def _transfer(
     receiver: Sequence[int],
     num_bytes: float,
     num_messages: int,
-) -> float:
-    """Of `num_messages` messages at once, each of `num_bytes`."""
+) -> tuple[float, float]:
+    """Of `num_messages` messages at once, each of `num_bytes`; and without the latency."""
     here, there = cluster.node_of(sender[0]), cluster.node_of(receiver[0])
     if here == there:
         busiest = num_messages // min(len(sender), len(receiver))
-        return cluster.intra_node.seconds(num_bytes * busiest)
+        seconds = cluster.intra_node.seconds(num_bytes * busiest)
+        return seconds, seconds - cluster.intra_node.seconds(0)
     per_adapter = -(-num_messages // cluster.cluster.nics_per_node)
     seconds = cluster.inter_node.seconds(num_bytes * per_adapter)
+    occupied_s = seconds - cluster.inter_node.seconds(0)
     slow = health.link(here, there)
-    return seconds if slow is None else seconds * slow.factor + slow.delay_s
+    if slow is None:
+        return seconds, occupied_s
+    return seconds * slow.factor + slow.delay_s, occupied_s * slow.factor
 
 
 def _gather(cluster: Cluster, degree: int, num_bytes: float) -> float:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterable
 
 from resihp.compiler.cluster import Cluster, Health
 from resihp.compiler.costs import CostModel, Lengths, StageCost
+from resihp.compiler.facts import num_parameters
 from resihp.compiler.links import Crossing, crossing, reduce_seconds
 from resihp.ir.model import Group, LayerRange, ModelShape, Op
 
 __all__ = ["Pricing"]
+
+_ADAMW_BYTES_PER_PARAMETER = 28
+"""fp32: parameter, gradient and both moments are read, all but the gradient written back."""
 
 
 class Pricing:
@@ -23,7 +27,9 @@ class Pricing:
         self.cluster = cluster
         self.health = health
         self._stages: dict[tuple[LayerRange, int], StageCost] = {}
-        self._crossings: dict[tuple[tuple[int, ...], tuple[int, ...], int], Crossing] = {}
+        self._crossings: dict[
+            tuple[tuple[int, ...], tuple[int, ...], int, bool | None], Crossing
+        ] = {}
 
     def speed(self, group: Group) -> float:
         """That of the group's slowest member."""
@@ -40,12 +46,14 @@ class Pricing:
         """One F, B, W or BW of the stage that holds `layers`."""
         return self.stage(layers, group.tp).of(op).seconds(lengths, self.speed(group))
 
-    def crossing(self, sender: Group, receiver: Group, tokens: int) -> Crossing:
-        """An activation, or its gradient, from group to group."""
-        key = sender.ranks, receiver.ranks, tokens
+    def crossing(
+        self, sender: Group, receiver: Group, tokens: int, *, cut: bool | None = None
+    ) -> Crossing:
+        """An activation, or its gradient, from group to group; `cut` or whole, None: the faster."""
+        key = sender.ranks, receiver.ranks, tokens, cut
         if key not in self._crossings:
             num_bytes = tokens * self.costs.boundary_bytes_per_token
-            self._crossings[key] = crossing(self.cluster, self.health, *key[:2], num_bytes)
+            self._crossings[key] = crossing(self.cluster, self.health, *key[:2], num_bytes, cut=cut)
         return self._crossings[key]
 
     def scatter(self, tokens: int) -> Callable[[Group, Group], bool]:
@@ -59,3 +67,11 @@ class Pricing:
         num_bytes = self.costs.reduce_bytes(layers, self.shape.layers, least)
         per_node = self.cluster.cluster.gpus_per_node
         return reduce_seconds(self.cluster, len(holders), num_bytes, per_node)
+
+    def step_s(self, group: Group) -> float:
+        """AdamW on one member: bound by the memory of the device, whatever its speed."""
+        bandwidth = self.cluster.device.memory_gb_per_s
+        if bandwidth is None:
+            return 0.0
+        parameters = sum(num_parameters(self.shape, layers, group.tp) for layers in group.layers)
+        return parameters * _ADAMW_BYTES_PER_PARAMETER / (bandwidth * 1e9)

@@ -72,13 +72,16 @@ class Arrays(NamedTuple):
     """Lane of each instruction."""
     homes: Ints
     """Replicas whose micro-batches are looked at, ascending."""
+    stands_for: Ints
+    """For each replica the one that is looked at in its place; -1 where it has no lanes."""
 
 
-def arrays_of(plan: Plan) -> Arrays | None:
+def arrays_of(plan: Plan, kinds: Ints | None = None) -> Arrays | None:
     """The arrays of a plan whose numbers of ranks, replicas, positions and layers are in range.
 
-    Of replicas that do the same (see `resihp.ir.lanes.alike`) only one is in it. None where an
-    instruction has a number that is out of range or does not belong to its operation.
+    Of replicas that do the same (see `resihp.ir.lanes.alike`) only one is in it. `kinds` sets more
+    of them apart: a column for each replica, alike only where the whole columns are equal. None
+    where an instruction has a number that is out of range or does not belong to its operation.
     """
     bodies: dict[int, tuple[Instr, ...]] = {}
     for stream in plan.streams:
@@ -96,7 +99,9 @@ def arrays_of(plan: Plan) -> Arrays | None:
     body_at, tp_at = _layout(plan, {key: number for number, key in enumerate(bodies)})
     if not np.array_equal(body_at >= 0, tp_at > 0):
         return None
-    scope = _scope(body_at, tp_at, table, _elsewhere(table, rows, cuts))
+    same = (body_at, tp_at) if kinds is None else (body_at, tp_at, kinds)
+    stands_for = _stand_ins(body_at, same, table, _elsewhere(table, rows, cuts))
+    scope = np.flatnonzero(stands_for == np.arange(plan.mesh.dp))
     has_lane = body_at >= 0
     pp, column = np.nonzero(has_lane[:, scope])
     replica = scope[column]
@@ -112,6 +117,7 @@ def arrays_of(plan: Plan) -> Arrays | None:
         row=_expand(rows, cuts, body),
         lane=np.repeat(np.arange(len(body)), lengths[body]),
         homes=np.union1d(scope, without_lanes),
+        stands_for=stands_for,
     )
 
 
@@ -203,20 +209,19 @@ def _elsewhere(table: Table, rows: Ints, cuts: Ints) -> Bits:
     return total[cuts[1:]] > total[cuts[:-1]]
 
 
-def _scope(body_at: Ints, tp_at: Ints, table: Table, elsewhere: Bits) -> Ints:
-    """One replica of each class of replicas that do the same, ascending."""
+def _stand_ins(body_at: Ints, same: tuple[Ints, ...], table: Table, elsewhere: Bits) -> Ints:
+    """For each replica the first of those that do the same; -1 where it has no lanes."""
     alone: Bits = np.array(np.append(elsewhere, False)[body_at].any(axis=0))
     for named in (table.home, table.peer):
         alone[named[named != ABSENT]] = True
-    has_lane = (body_at >= 0).any(axis=0)
+    has_lane: Bits = np.array((body_at >= 0).any(axis=0))
+    stands_for = np.where(has_lane, np.arange(len(body_at.T)), -1)
     # One row of bytes per replica.
-    same = np.ascontiguousarray(np.concatenate((body_at, tp_at)).T)
+    columns = np.ascontiguousarray(np.concatenate(same).T)
     firsts: dict[bytes, int] = {}
     for replica in np.flatnonzero(has_lane & ~alone).tolist():
-        firsts.setdefault(same[replica].tobytes(), replica)
-    chosen: Bits = np.array(alone & has_lane)
-    chosen[list(firsts.values())] = True
-    return np.flatnonzero(chosen)
+        stands_for[replica] = firsts.setdefault(columns[replica].tobytes(), replica)
+    return stands_for
 
 
 def _expand(rows: Ints, cuts: Ints, body: Ints) -> Ints:

@@ -17,7 +17,7 @@ import numpy as np
 
 from resihp.ir.arrays import Ints, Lanes
 
-__all__ = ["Meetings", "prove_progress"]
+__all__ = ["Meetings", "Nodes", "Walk", "nodes_of", "prove_progress", "walk"]
 
 _NODES_PER_ROUND = 24
 """So many waiting instructions, one by one, take as long as a round of all lanes."""
@@ -35,7 +35,7 @@ class Meetings(NamedTuple):
     stage: Ints
 
 
-class _Nodes(NamedTuple):
+class Nodes(NamedTuple):
     """Waiting instructions, lane after lane; each lane ends with one that waits for ever."""
 
     first: Ints
@@ -44,8 +44,24 @@ class _Nodes(NamedTuple):
     """Lane that each node waits for; numbers after the lanes are stages that reduce."""
     until: Ints
     """Node that the awaited lane must have come to."""
+    user: Ints
+    """Node of each instruction that uses a message."""
     meeting: Ints
     """Node of each `reduce_grads`."""
+
+    @property
+    def num(self) -> int:
+        """Number of nodes."""
+        return len(self.until)
+
+
+class Walk(NamedTuple):
+    """An order in which all nodes can be passed; `Nodes.num + s` says that stage s has met."""
+
+    rounds: list[Ints]
+    """Nodes, or stages, that do not wait for each other; one such set after the other."""
+    rest: list[int]
+    """What comes after the rounds, one by one."""
 
 
 def prove_progress(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> bool:
@@ -54,16 +70,27 @@ def prove_progress(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> b
     `sent` are indices of instructions after which a tensor is on its way, `use` those of the
     instructions that wait for it.
     """
-    nodes = _nodes(lanes, sent, use, meetings)
+    return _ends(lanes, nodes_of(lanes, sent, use, meetings), meetings, None)
+
+
+def walk(lanes: Lanes, nodes: Nodes, meetings: Meetings) -> Walk | None:
+    """How every stream comes to its end; None if one waits for ever."""
+    order = Walk([], [])
+    return order if _ends(lanes, nodes, meetings, order) else None
+
+
+def _ends(lanes: Lanes, nodes: Nodes, meetings: Meetings, order: Walk | None) -> bool:
+    """Whether every lane ends; `order` is filled with how."""
     num_stages = int(meetings.stage.max(initial=-1)) + 1
     # The node that each lane waits at, then a 1 for each stage that has met.
     at = np.concatenate((nodes.first[:-1], np.zeros(num_stages, np.intp)))
-    if not _in_rounds(nodes, meetings, at):
-        _one_by_one(nodes, np.bincount(meetings.stage).tolist(), at)
+    if not _in_rounds(nodes, meetings, at, order):
+        _one_by_one(nodes, np.bincount(meetings.stage).tolist(), at, order)
     return np.array_equal(at[: lanes.num], nodes.first[1:] - 1)
 
 
-def _nodes(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> _Nodes:
+def nodes_of(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> Nodes:
+    """The waiting instructions; arguments as for `prove_progress`."""
     waits = np.zeros(lanes.num_instrs, np.intp)
     waits[use] = 1
     waits[meetings.at] = 1
@@ -78,10 +105,10 @@ def _nodes(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> _Nodes:
     awaited[user] = np.searchsorted(first, until[user], "right") - 1
     awaited[meeting] = lanes.num + meetings.stage
     until[meeting] = 1
-    return _Nodes(first, awaited, until, meeting)
+    return Nodes(first, awaited, until, user, meeting)
 
 
-def _in_rounds(nodes: _Nodes, meetings: Meetings, at: Ints) -> bool:
+def _in_rounds(nodes: Nodes, meetings: Meetings, at: Ints, order: Walk | None) -> bool:
     """Move every lane that can by a node, again and again; False where that is the slower way."""
     num_lanes = len(nodes.first) - 1
     lanes = at[:num_lanes]
@@ -92,25 +119,30 @@ def _in_rounds(nodes: _Nodes, meetings: Meetings, at: Ints) -> bool:
         goes_on = at[nodes.awaited[lanes]] >= nodes.until[lanes]
         budget -= 1
         if goes_on.any():
+            if order is not None:
+                order.rounds.append(lanes[goes_on])
             lanes += goes_on
             continue
         budget -= len(meetings.at) / _NODES_PER_ROUND
-        if not _meet(nodes, meetings, at):
+        opened = _meet(nodes, meetings, at)
+        if not len(opened):
             return True
+        if order is not None:
+            order.rounds.append(nodes.num + opened)
     return False
 
 
-def _meet(nodes: _Nodes, meetings: Meetings, at: Ints) -> bool:
-    """Let stages go on whose lanes have all come to their `reduce_grads`; whether any could."""
+def _meet(nodes: Nodes, meetings: Meetings, at: Ints) -> Ints:
+    """Let stages go on whose lanes have all come to their `reduce_grads`; which these are."""
     num_lanes = len(nodes.first) - 1
     late = at[meetings.lane] < nodes.meeting
     missing = np.bincount(meetings.stage, late, len(at) - num_lanes)
-    opened = (missing == 0) & (at[num_lanes:] == 0)
-    at[num_lanes:] += opened
-    return bool(opened.any())
+    opened = np.flatnonzero((missing == 0) & (at[num_lanes:] == 0))
+    at[num_lanes + opened] = 1
+    return opened
 
 
-def _one_by_one(nodes: _Nodes, num_members: list[int], at: Ints) -> None:
+def _one_by_one(nodes: Nodes, num_members: list[int], at: Ints, order: Walk | None) -> None:
     """Move each lane as far as it goes, and then those that waited for it."""
     awaited: list[int] = nodes.awaited.tolist()
     until: list[int] = nodes.until.tolist()
@@ -124,6 +156,8 @@ def _one_by_one(nodes: _Nodes, num_members: list[int], at: Ints) -> None:
         node = here[lane]
         while here[awaited[node]] >= until[node]:
             node += 1
+        if order is not None:
+            order.rest.extend(range(here[lane], node))
         here[lane] = node
         for_me = waiting[lane]
         while for_me and for_me[0][0] <= node:
@@ -133,4 +167,6 @@ def _one_by_one(nodes: _Nodes, num_members: list[int], at: Ints) -> None:
         if there >= num_lanes and len(waiting[there]) == num_members[there - num_lanes]:
             here[there] = 1
             ready += (member for _, member in waiting[there])
+            if order is not None:
+                order.rest.append(nodes.num + there - num_lanes)
     at[:] = here

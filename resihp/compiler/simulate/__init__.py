@@ -1,0 +1,47 @@
+"""The simulator: when every instruction of a plan starts and ends, given what everything costs.
+
+What is simulated is the plan itself (Eq. 2 of the paper over its instructions), so what is
+predicted is what runs:
+
+* A stream runs in order. F, B, W and BW take what `Pricing.compute_s` says of their micro-batch.
+* A send is posted and takes no time. The tensor may be used `Pricing.crossing` later, the
+  gather of its chunks included, which runs beside the stream's compute. The stream waits at the
+  gather or the compute that uses it.
+* `reduce_grads` waits for all holders of its stage and takes `Pricing.reduce_s`; `step` waits for
+  all groups and takes `Pricing.step_s`.
+* An overlapped pair starts once the inputs of both are there and takes the time of both.
+* In a schedule, a result is on its way once it is made; nothing is reduced.
+
+Replicas that do the same at the same prices are played once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resihp.compiler.costs import Lengths
+from resihp.compiler.pricing import Pricing
+from resihp.compiler.simulate.course import course_of
+from resihp.compiler.simulate.prices import kinds_of, places_of, prices_of
+from resihp.compiler.simulate.result import Simulation
+from resihp.compiler.simulate.times import play
+from resihp.ir.model import Plan
+
+__all__ = ["Simulation", "simulate"]
+
+
+def simulate(
+    plan: Plan, pricing: Pricing, *, lengths: Sequence[Lengths] | None = None
+) -> Simulation:
+    """Times of all instructions of a verified plan or schedule.
+
+    `lengths` are those of the micro-batches of all replicas, home after home; fewer repeat.
+    Without them each micro-batch is one document of the batch's tokens.
+
+    Raises UserError for a plan that the verifier has findings about, or that needs a lost rank.
+    """
+    places = places_of(plan, pricing)
+    kinds = kinds_of(plan, pricing, places, lengths)
+    course = course_of(plan, kinds)
+    prices = prices_of(course, pricing, places, lengths)
+    return Simulation(course, pricing, places, prices, play(course, prices))

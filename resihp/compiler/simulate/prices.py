@@ -1,0 +1,225 @@
+"""The prices of a whole plan as arrays, and which replicas are alike in them.
+
+Everything a price depends on is looked up once per kind: compute by (layers, TP degree, speed),
+tensors by degrees, whether the two groups share a node, and which slow link is between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from resihp.compiler.costs import Lengths
+from resihp.compiler.pricing import Pricing
+from resihp.compiler.simulate.course import Course
+from resihp.compiler.simulate.times import Floats, Prices
+from resihp.errors import UserError
+from resihp.ir.arrays import ABSENT, Ints
+from resihp.ir.lanes import COMPUTE
+from resihp.ir.model import Group, GroupName, Level, Op, Plan
+from resihp.ir.placement import placement_of
+
+__all__ = ["Places", "kinds_of", "lane_groups", "lengths_of", "places_of", "prices_of"]
+
+_NUM_OPS = len(Op)
+
+
+class Places(NamedTuple):
+    """What prices depend on, by (position, replica); where there is no group any number."""
+
+    groups: dict[GroupName, Group]
+    speed: Floats
+    node: Ints
+
+
+def places_of(plan: Plan, pricing: Pricing) -> Places:
+    """Speed and node of every group. Raises UserError where one has a lost rank."""
+    groups = plan.groups
+    size = np.fromiter((len(group.ranks) for group in groups), np.intp, len(groups))
+    ranks = np.fromiter(chain.from_iterable(g.ranks for g in groups), np.intp, int(size.sum()))
+    first = np.cumsum(size) - size
+    of_rank = np.ones(plan.mesh.world)
+    for rank in {*pricing.health.speed, *pricing.health.lost} & set(range(plan.mesh.world)):
+        of_rank[rank] = pricing.health.speed_of(rank)
+    slowest = np.minimum.reduceat(of_rank[ranks], first)
+    if not slowest.all():
+        group = groups[int(np.argmin(slowest))]
+        lost = next(rank for rank in group.ranks if rank in pricing.health.lost)
+        raise UserError(f"rank {lost} is lost, and {group.name} of the plan needs it")
+    names = [group.name for group in groups]
+    at = np.array([(name.pp, name.replica) for name in names]).T
+    speed = np.ones((plan.mesh.pp, plan.mesh.dp))
+    node = np.zeros((plan.mesh.pp, plan.mesh.dp), np.intp)
+    speed[at[0], at[1]] = slowest
+    node[at[0], at[1]] = ranks[first] // pricing.cluster.cluster.gpus_per_node
+    return Places(dict(zip(names, groups, strict=True)), speed, node)
+
+
+def kinds_of(
+    plan: Plan, pricing: Pricing, places: Places, lengths: Sequence[Lengths] | None = None
+) -> Ints:
+    """What sets replicas apart beside TP degrees and instructions: a column for each replica."""
+    by_place = [places.speed]
+    if lengths is not None:
+        by_place += (each.reshape(plan.mesh.dp, -1).T for each in lengths_of(plan, lengths))
+    # Numbers are told apart by their bits.
+    rows = [np.ascontiguousarray(each).view(np.int64) for each in by_place]
+    pp = np.array(placement_of(plan).pp, np.intp)
+    one, other = places.node[pp[:-1]], places.node[pp[1:]]
+    rows += [(one == other).astype(np.intp), _slow_link(pricing, one, other)]
+    return np.concatenate(rows)
+
+
+def _slow_link(pricing: Pricing, here: Ints, there: Ints) -> Ints:
+    """Number of the slow link between nodes, 0 where there is none."""
+    found = np.zeros(here.shape, np.intp)
+    for number, link in reversed(list(enumerate(pricing.health.links, 1))):
+        one, other = link.nodes
+        between = ((here == one) & (there == other)) | ((here == other) & (there == one))
+        found[between & (here != there)] = number
+    return found
+
+
+def lengths_of(plan: Plan, lengths: Sequence[Lengths] | None) -> tuple[Floats, Floats]:
+    """Tokens and squared document lengths of every micro-batch, home after home.
+
+    Without `lengths` each is one document of the batch's tokens; fewer than there are repeat.
+    """
+    known = [Lengths.of((plan.batch.tokens,))] if lengths is None else lengths
+    if not known:
+        raise UserError("the list of lengths is empty; it has at least one micro-batch")
+    each = np.array(known, np.float64)
+    count = plan.mesh.dp * plan.batch.microbatches
+    return np.resize(each[:, 0], count), np.resize(each[:, 1], count)
+
+
+def prices_of(
+    course: Course, pricing: Pricing, places: Places, lengths: Sequence[Lengths] | None = None
+) -> Prices:
+    """All prices. `lengths` are those of all micro-batches, home after home (`lengths_of`)."""
+    return Prices(_durations(course, pricing, places, lengths), _delays(course, pricing, places))
+
+
+def lane_groups(course: Course, places: Places) -> list[Group]:
+    """The group of each lane."""
+    lanes = course.arrays.lanes
+    names = zip(lanes.replica.tolist(), lanes.pp.tolist(), strict=True)
+    return [places.groups[GroupName(replica, pp)] for replica, pp in names]
+
+
+class _Rates(NamedTuple):
+    """Seconds by (lane, stage) and operation: `fixed + per_token * N + per_pair * sum(l^2)`."""
+
+    fixed: Floats
+    per_token: Floats
+    per_pair: Floats
+
+
+def _rates(course: Course, pricing: Pricing, places: Places) -> _Rates:
+    lanes, held = course.arrays.lanes, course.held
+    layers = course.arrays.placement.layers
+    rates = _Rates(*(np.zeros((len(held.lane), _NUM_OPS)) for _ in range(3)))
+    kind = held.stage * (int(lanes.tp.max()) + 1) + lanes.tp[held.lane]
+    speed = places.speed[lanes.pp[held.lane], lanes.replica[held.lane]]
+    for entries in _by_kind(kind):
+        entry = int(entries[0])
+        stage = int(held.stage[entry])
+        cost = pricing.stage(layers[stage], int(lanes.tp[held.lane[entry]]))
+        for op in COMPUTE:
+            price, slowed = cost.of(op), speed[entries]
+            rates.fixed[entries, op] = price.comm_fixed_s
+            rates.per_token[entries, op] = price.per_token_s / slowed + price.comm_per_token_s
+            rates.per_pair[entries, op] = price.per_pair_s / slowed
+    if course.arrays.plan.level is Level.PLAN:
+        _add_ends(course, pricing, places, rates.fixed)
+    return rates
+
+
+def _by_kind(kind: Ints) -> list[Ints]:
+    """Indices of the entries of each kind."""
+    order = np.argsort(kind, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(kind[order])) + 1)
+
+
+def _add_ends(course: Course, pricing: Pricing, places: Places, fixed: Floats) -> None:
+    """`reduce_grads` by stage, and `step` by lane, where its first stage has its entry."""
+    held, placement = course.held, course.arrays.placement
+    holders: dict[int, list[Group]] = {}
+    for group in course.arrays.plan.groups:
+        holders.setdefault(group.pp, []).append(group)
+    reduce_s = [
+        pricing.reduce_s(holders[pp], layers)
+        for pp, layers in zip(placement.pp, placement.layers, strict=True)
+    ]
+    fixed[:, Op.REDUCE_GRADS] = np.array(reduce_s)[held.stage]
+    groups = lane_groups(course, places)
+    of_kind = {(group.pp, group.tp): group for group in groups}
+    step_s = {kind: pricing.step_s(group) for kind, group in of_kind.items()}
+    fixed[held.first, Op.STEP] = [step_s[group.pp, group.tp] for group in groups]
+
+
+def _durations(
+    course: Course, pricing: Pricing, places: Places, lengths: Sequence[Lengths] | None
+) -> Floats:
+    arrays = course.arrays
+    table, lanes = arrays.table, arrays.lanes
+    rates = _rates(course, pricing, places)
+    number = course.held.number[np.where(table.stage == ABSENT, 0, table.stage)]
+    code = np.where(table.stage == ABSENT, 0, number) * _NUM_OPS + table.op
+    at = code[arrays.row]
+    at += np.repeat(course.held.first * _NUM_OPS, np.diff(lanes.start))
+    tokens, pairs = lengths_of(arrays.plan, lengths)
+    if lengths is None:
+        whole = rates.fixed + rates.per_token * tokens[0] + rates.per_pair * pairs[0]
+        return whole.ravel()[at]
+    micro_batch = _micro_batches(course)
+    duration = rates.per_token.ravel()[at] * tokens[micro_batch]
+    duration += rates.per_pair.ravel()[at] * pairs[micro_batch]
+    duration += rates.fixed.ravel()[at]
+    return duration
+
+
+def _micro_batches(course: Course) -> Ints:
+    """Number of each instruction's micro-batch through all homes; any where it has none."""
+    arrays = course.arrays
+    table, count = arrays.table, arrays.plan.batch.microbatches
+    at_home = table.home == ABSENT
+    number = np.where(table.microbatch == ABSENT, 0, table.microbatch)
+    number += np.where(at_home, 0, table.home) * count
+    home = arrays.lanes.replica * count
+    return number[arrays.row] + at_home[arrays.row] * home[arrays.lane]
+
+
+def _delays(course: Course, pricing: Pricing, places: Places) -> Floats:
+    """Of each crossing, whole or in chunks as the plan has it; in a schedule the faster way."""
+    arrays, crossings = course.arrays, course.crossings
+    if not len(crossings.sent):
+        return np.zeros(0)
+    kind, example = crossing_kinds(course, pricing, places)
+    groups, plan = lane_groups(course, places), arrays.plan
+    seconds = np.zeros(len(example))
+    for number in np.flatnonzero(example >= 0).tolist():
+        at = int(example[number])
+        pair = groups[int(crossings.sender[at])], groups[int(crossings.receiver[at])]
+        cut = bool(crossings.is_cut[at]) if plan.level is Level.PLAN else None
+        seconds[number] = pricing.crossing(*pair, plan.batch.tokens, cut=cut).seconds
+    return seconds[kind]
+
+
+def crossing_kinds(course: Course, pricing: Pricing, places: Places) -> tuple[Ints, Ints]:
+    """Crossings of one kind cost the same: the kind of each, and one of each kind (-1: none)."""
+    lanes, crossings = course.arrays.lanes, course.crossings
+    degrees, degree = np.unique(lanes.tp, return_inverse=True)
+    node = places.node[lanes.pp, lanes.replica]
+    here, there = node[crossings.sender], node[crossings.receiver]
+    kind = degree[crossings.sender] * len(degrees) + degree[crossings.receiver]
+    kind = 2 * kind + crossings.is_cut
+    kind = 2 * kind + (here == there)
+    if pricing.health.links:
+        kind = kind * (len(pricing.health.links) + 1) + _slow_link(pricing, here, there)
+    example = np.full(int(kind.max()) + 1, -1)
+    example[kind] = np.arange(len(kind))
+    return kind, example

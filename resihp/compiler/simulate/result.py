@@ -1,0 +1,202 @@
+"""What a simulation tells: times, how busy everybody is, and bytes per link."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from resihp.compiler.pricing import Pricing
+from resihp.compiler.simulate.course import Course
+from resihp.compiler.simulate.prices import Places, lane_groups
+from resihp.compiler.simulate.times import Floats, Prices, Times
+from resihp.ir.arrays import Arrays, Ints
+from resihp.ir.model import Group, GroupName, Level, Op, Plan
+from resihp.ir.timeline import Timeline
+
+__all__ = ["GroupTime", "Simulation"]
+
+
+class GroupTime(NamedTuple):
+    """How one group spends an iteration."""
+
+    group: Group
+    busy_s: float
+    """In F, B, W and BW."""
+    bubble_s: float
+    """The rest of the iteration but for `reduce_grads` and `step`."""
+    utilisation: float
+    """Share of the iteration that it is busy."""
+
+
+class Simulation:
+    """Times of one iteration. Seconds; arrays are indexed as `arrays` says.
+
+    Of replicas that are alike in instructions and prices the arrays have one; whatever is asked
+    of a group is answered for every group of the plan.
+    """
+
+    def __init__(
+        self, course: Course, pricing: Pricing, places: Places, prices: Prices, times: Times
+    ) -> None:
+        self.course = course
+        self.pricing = pricing
+        self.places = places
+        self.prices = prices
+        self.start = times.start
+        self.end = times.end
+
+    @property
+    def plan(self) -> Plan:
+        """What was simulated."""
+        return self.course.arrays.plan
+
+    @property
+    def arrays(self) -> Arrays:
+        """What `start` and `end` are indexed by."""
+        return self.course.arrays
+
+    @cached_property
+    def iteration_s(self) -> float:
+        """When the last instruction ends."""
+        return float(self.end.max())
+
+    @property
+    def compute_s(self) -> float:
+        """When the last F, B, W or BW ends."""
+        return float(self.end[self._is_compute].max())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the global batch, at the batch's nominal size."""
+        batch = self.plan.batch
+        return self.plan.mesh.dp * batch.microbatches * batch.tokens / self.iteration_s
+
+    @cached_property
+    def _op(self) -> Ints:
+        return self.arrays.table.op[self.arrays.row]
+
+    @cached_property
+    def _is_compute(self) -> Ints:
+        return np.flatnonzero(self._op <= Op.BW)
+
+    @cached_property
+    def busy_s(self) -> Floats:
+        """Seconds of compute of each lane."""
+        return self._per_lane(self._is_compute)
+
+    @cached_property
+    def shared_s(self) -> Floats:
+        """Seconds that each lane spends in `reduce_grads` and `step`."""
+        return self._per_lane(np.flatnonzero((self._op == Op.REDUCE_GRADS) | (self._op == Op.STEP)))
+
+    def _per_lane(self, at: Ints) -> Floats:
+        """Seconds that the instructions `at` of each lane take."""
+        weights, num_lanes = self.prices.duration[at], self.arrays.lanes.num
+        return np.asarray(np.bincount(self.arrays.lane[at], weights, num_lanes), np.float64)
+
+    def lane_of(self, name: GroupName) -> int:
+        """The lane that stands for a group."""
+        return self._lanes[int(self.arrays.stands_for[name.replica]), name.pp]
+
+    @cached_property
+    def _lanes(self) -> dict[tuple[int, int], int]:
+        lanes = self.arrays.lanes
+        places: list[list[int]] = np.stack((lanes.replica, lanes.pp), axis=1).tolist()
+        return {(replica, pp): lane for lane, (replica, pp) in enumerate(places)}
+
+    def groups(self) -> list[GroupTime]:
+        """Every group of the plan that has a stream, position by position."""
+        total_s, rows = self.iteration_s, list[GroupTime]()
+        busy: list[float] = self.busy_s.tolist()
+        shared: list[float] = self.shared_s.tolist()
+        for group in sorted(self.plan.groups, key=lambda group: (group.pp, group.replica)):
+            lane = self.lane_of(group.name)
+            bubble_s = total_s - busy[lane] - shared[lane]
+            rows.append(GroupTime(group, busy[lane], bubble_s, busy[lane] / total_s))
+        return rows
+
+    def timeline(self) -> Timeline:
+        """Start and end of every group's instructions, in seconds.
+
+        Groups that are alike share their lists.
+        """
+        cuts: list[int] = self.arrays.lanes.start.tolist()
+        starts: list[float] = self.start.tolist()
+        ends: list[float] = self.end.tolist()
+        parts = [slice(*cut) for cut in pairwise(cuts)]
+        of_lane = [(starts[part], ends[part]) for part in parts]
+        names = sorted((group.name for group in self.plan.groups), key=lambda name: name[::-1])
+        chosen = {name: of_lane[self.lane_of(name)] for name in names}
+        return Timeline(
+            {name: start for name, (start, _) in chosen.items()},
+            {name: end for name, (_, end) in chosen.items()},
+            {},
+        )
+
+    def bytes_between_nodes(self) -> dict[tuple[int, int], float]:
+        """Bytes of activations and gradients from node to node; inside a node under (n, n)."""
+        node = self.pricing.cluster.node_of
+        total: dict[tuple[int, int], float] = {}
+        for (sender, receiver), num_bytes in self.bytes_between_ranks().items():
+            link = node(sender), node(receiver)
+            total[link] = total.get(link, 0.0) + num_bytes
+        return total
+
+    def bytes_between_ranks(self) -> dict[tuple[int, int], float]:
+        """Bytes of activations and gradients from rank to rank."""
+        total: dict[tuple[int, int], float] = {}
+        for sender, receiver, num_bytes in self._between_groups():
+            num_pairs = max(sender.tp, receiver.tp)
+            for chunk in range(num_pairs):
+                pair = (
+                    sender.ranks[chunk * sender.tp // num_pairs],
+                    receiver.ranks[chunk * receiver.tp // num_pairs],
+                )
+                total[pair] = total.get(pair, 0.0) + num_bytes / num_pairs
+        return total
+
+    def _between_groups(self) -> list[tuple[Group, Group, float]]:
+        """(sender, receiver, bytes on all their links together), a row for each pair and way."""
+        crossings, lanes = self.course.crossings, self.arrays.lanes
+        if not len(crossings.sent):
+            return []
+        whole = self.plan.batch.tokens * self.pricing.costs.boundary_bytes_per_token
+        key = (crossings.sender * lanes.num + crossings.receiver) * 2 + crossings.is_cut
+        every, how_often = np.unique(key, return_counts=True)
+        kinds: list[int] = every.tolist()
+        counts: list[int] = how_often.tolist()
+        groups = lane_groups(self.course, self.places)
+        alike: dict[int, list[int]] = {}
+        stands_for: list[int] = self.arrays.stands_for.tolist()
+        for replica, other in enumerate(stands_for):
+            alike.setdefault(other, []).append(replica)
+        rows: list[tuple[Group, Group, float]] = []
+        for kind, count in zip(kinds, counts, strict=True):
+            here, there = divmod(kind // 2, lanes.num)
+            sender, receiver = groups[here], groups[there]
+            copies = 1 if kind % 2 else self._copies(sender, receiver)
+            num_bytes = float(count * whole * copies)
+            members = alike[sender.replica]
+            if len(members) == 1:
+                rows.append((sender, receiver, num_bytes))
+                continue
+            # Replicas that are alike have nothing to do with others.
+            rows += (
+                (
+                    self.places.groups[GroupName(replica, sender.pp)],
+                    self.places.groups[GroupName(replica, receiver.pp)],
+                    num_bytes,
+                )
+                for replica in members
+            )
+        return rows
+
+    def _copies(self, sender: Group, receiver: Group) -> int:
+        """How many times a tensor that is not cut crosses: each member sends it to its like."""
+        if self.plan.level is Level.PLAN:
+            return sender.tp
+        cut = self.pricing.crossing(sender, receiver, self.plan.batch.tokens).cut
+        return 1 if cut else sender.tp

@@ -1,0 +1,179 @@
+"""The simulator: the same times as a slow player of the same plan, and what follows from them."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from plan_cases import plan_of
+from plan_generator import as_schedule, generate
+from slow_player import slow_play
+
+from resihp.compiler.cluster import Cluster, ClusterSize, Device, Health, Link, SlowLink
+from resihp.compiler.costs import CostModel, Lengths, OpCost
+from resihp.compiler.pricing import Pricing
+from resihp.compiler.simulate import Simulation, simulate
+from resihp.errors import UserError
+from resihp.ir.lanes import lanes_of
+from resihp.ir.model import Op, Plan
+from resihp.ir.transfers import transfers_of
+
+
+def random_pricing(plan: Plan, rng: random.Random) -> Pricing:
+    """Nodes of a few devices, some of them slow, some links slow, and costs of all kinds."""
+    per_node = rng.choice((1, 2, 4, 8))
+    num_nodes = plan.mesh.world // per_node + 1
+    cluster = Cluster(
+        cluster=ClusterSize(
+            name="any", nodes=num_nodes, gpus_per_node=per_node, nics_per_node=rng.choice((1, 2))
+        ),
+        device=Device(
+            memory_gib=1, bf16_tflops=1, fp32_tflops=1, memory_gb_per_s=rng.choice((None, 1.0))
+        ),
+        intra_node=Link(gb_per_s=1e-3, latency_us=10),
+        inter_node=Link(gb_per_s=rng.choice((1e-4, 1e-3)), latency_us=100),
+    )
+
+    def cost() -> OpCost:
+        return OpCost(*(rng.random() * scale for scale in (1e-4, 1e-5, 1e-4, 1e-5)))
+
+    costs = CostModel(
+        layer={tp: (cost(), cost(), cost()) for tp in (1, 2, 4)},
+        head={tp: (cost(), cost(), cost()) for tp in (1, 2, 4)},
+        boundary_bytes_per_token=32,
+        layer_parameter_bytes=1000,
+        table_parameter_bytes=100,
+    )
+    slow = rng.sample(range(plan.mesh.world), rng.randint(0, min(2, plan.mesh.world)))
+    links = [
+        SlowLink(nodes=(rng.randrange(num_nodes), rng.randrange(num_nodes)), factor=2, delay_s=1e-3)
+        for _ in range(rng.randint(0, 2))
+    ]
+    health = Health(
+        speed={rank: rng.choice((0.3, 0.5)) for rank in slow},
+        links=tuple(link for link in links if link.nodes[0] != link.nodes[1]),
+    )
+    return Pricing(plan.model, costs, cluster, health)
+
+
+def random_lengths(plan: Plan, rng: random.Random) -> list[Lengths]:
+    count = rng.choice((1, 3, plan.mesh.dp * plan.batch.microbatches))
+    return [Lengths.of(rng.randint(1, 9) for _ in range(3)) for _ in range(count)]
+
+
+def assert_agrees(
+    simulation: Simulation, plan: Plan, pricing: Pricing, lengths: list[Lengths] | None
+) -> None:
+    """All times of all groups are those of the slow player."""
+    expected, found = slow_play(plan, pricing, lengths), simulation.timeline()
+    assert found.starts.keys() == expected.keys()
+    for name, times in expected.items():
+        assert found.starts[name] == pytest.approx([start for start, _ in times], abs=1e-12)
+        assert found.ends[name] == pytest.approx([end for _, end in times], abs=1e-12)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_times_are_those_of_a_slow_player(part):
+    """Over random plans and schedules, clusters, slow devices and links, and lengths."""
+    for seed in range(part * 60, part * 60 + 60):
+        rng = random.Random(seed)
+        plan = generate(rng)
+        plan = as_schedule(plan) if rng.random() < 0.3 else plan
+        pricing = random_pricing(plan, rng)
+        lengths = random_lengths(plan, rng) if rng.random() < 0.5 else None
+        assert_agrees(simulate(plan, pricing, lengths=lengths), plan, pricing, lengths)
+
+
+def test_narrow_and_wide_plans_are_played_alike():
+    """One is passed node by node, the other in rounds: both give the times of the slow player."""
+    for pp, dp, microbatches in ((2, 1, 40), (6, 9, 6)):
+        plan = plan_of(tp=1, pp=pp, dp=dp, microbatches=microbatches)
+        pricing = random_pricing(plan, random.Random(0))
+        lengths = random_lengths(plan, random.Random(1))
+        assert_agrees(simulate(plan, pricing, lengths=lengths), plan, pricing, lengths)
+
+
+def test_alike_replicas_are_played_once_unless_their_prices_differ():
+    plan = plan_of(tp=1, pp=2, dp=4)
+    pricing = random_pricing(plan, random.Random(3))
+    healthy = Pricing(plan.model, pricing.costs, pricing.cluster, Health())
+    slowed = Pricing(plan.model, pricing.costs, pricing.cluster, Health(speed={2: 0.5}))
+    assert simulate(plan, healthy).arrays.lanes.num == 2
+    assert simulate(plan, slowed).arrays.lanes.num == 4
+    differing = [Lengths.of([number + 1]) for number in range(16)]
+    assert simulate(plan, healthy, lengths=differing).arrays.lanes.num == 8
+    assert simulate(plan, healthy, lengths=differing[:4]).arrays.lanes.num == 2
+
+
+def test_busy_bubble_and_shared_time_make_up_the_iteration():
+    plan = plan_of(tp=2, pp=3, dp=2)
+    simulation = simulate(plan, random_pricing(plan, random.Random(5)))
+    lanes = lanes_of(plan)
+    for row in simulation.groups():
+        starts, ends = (times[row.group.name] for times in simulation.timeline()[:2])
+        seconds = {
+            kind: sum(
+                end - start
+                for start, end, instr in zip(starts, ends, lanes[row.group.name].body, strict=True)
+                if instr.op.is_compute == kind
+            )
+            for kind in (True, False)
+        }
+        assert row.busy_s == pytest.approx(seconds[True])
+        total = row.busy_s + row.bubble_s + seconds[False]
+        assert total == pytest.approx(simulation.iteration_s)
+        assert row.utilisation == pytest.approx(row.busy_s / simulation.iteration_s)
+
+
+def test_bytes_of_links_are_those_of_all_transfers():
+    """Replicas that were played once count as often as they are; cut tensors cross once."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        plan = generate(rng)
+        pricing = random_pricing(plan, rng)
+        whole = plan.batch.tokens * pricing.costs.boundary_bytes_per_token
+        simulation = simulate(plan, pricing)
+        expected: dict[tuple[int, int], float] = {}
+        lanes = lanes_of(plan)
+        for transfer in transfers_of(lanes, dict.fromkeys(lanes, whole)):
+            sender, receiver = lanes[transfer.sender].group, lanes[transfer.receiver].group
+            num_pairs = max(sender.tp, receiver.tp)
+            for chunk in range(num_pairs):
+                pair = (
+                    sender.ranks[chunk * sender.tp // num_pairs],
+                    receiver.ranks[chunk * receiver.tp // num_pairs],
+                )
+                expected[pair] = expected.get(pair, 0) + transfer.num_bytes
+        assert simulation.bytes_between_ranks() == pytest.approx(expected)
+        by_node: dict[tuple[int, int], float] = {}
+        for pair, num_bytes in expected.items():
+            link = pricing.cluster.node_of(pair[0]), pricing.cluster.node_of(pair[1])
+            by_node[link] = by_node.get(link, 0) + num_bytes
+        assert simulation.bytes_between_nodes() == pytest.approx(by_node)
+
+
+def test_a_plan_that_needs_a_lost_rank_is_refused():
+    plan = plan_of(tp=2, pp=2, dp=2)
+    pricing = random_pricing(plan, random.Random(1))
+    gone = Pricing(plan.model, pricing.costs, pricing.cluster, Health(lost=frozenset([5])))
+    with pytest.raises(UserError, match=r"rank 5 is lost, and dp1\.pp0"):
+        simulate(plan, gone)
+
+
+def test_a_plan_with_findings_is_refused():
+    plan = plan_of(tp=1, pp=2, dp=1)
+    streams = list(plan.streams)
+    body = tuple(instr for instr in streams[0].body if instr.op is not Op.SEND_ACT)
+    streams[0] = msgspec.structs.replace(streams[0], body=body)
+    broken = msgspec.structs.replace(plan, streams=tuple(streams))
+    with pytest.raises(UserError, match="a tensor does not reach its use"):
+        simulate(broken, random_pricing(plan, random.Random(1)))
+
+
+def test_instruction_times_do_not_overlap_in_a_lane():
+    plan = plan_of(tp=1, pp=4, dp=2, microbatches=6)
+    simulation = simulate(plan, random_pricing(plan, random.Random(8)))
+    same = np.diff(simulation.arrays.lane) == 0
+    assert (simulation.start[1:][same] >= simulation.end[:-1][same] - 1e-12).all()
