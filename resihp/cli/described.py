@@ -218,8 +218,8 @@ def lengths_of(args: argparse.Namespace, plan: Plan) -> tuple[Lengths, ...] | No
 
 
 def precision_of(args: argparse.Namespace, plan: Plan) -> Precision:
-    """What `--precision` says, or else the plan, or else fp32."""
-    return args.precision or "fp32"
+    """What `--precision` says, or else the plan."""
+    return args.precision or plan.precision
 
 
 def pricing_of(plan: Plan, args: argparse.Namespace) -> Pricing:

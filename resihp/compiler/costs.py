@@ -11,17 +11,17 @@ in F and in B go over the links of the node and do not get slower with a device'
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from resihp.compiler.cluster import Cluster, Device
+from resihp.compiler.facts import FP32_BYTES
 from resihp.compiler.models import Model, head_flops_per_token, layer_flops
-from resihp.ir.model import LayerRange, Op
+from resihp.ir.model import LayerRange, Op, Precision
 
 __all__ = ["CostModel", "Lengths", "OpCost", "Precision", "StageCost"]
 
-Precision = Literal["fp32", "bf16"]
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 
 
@@ -103,7 +103,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     boundary_bytes_per_token: int
     """Of an activation, or its gradient, between stages."""
     layer_parameter_bytes: int
-    """Gradients of one layer that replicas sum, at TP 1."""
+    """Gradients of one layer that replicas sum, in fp32, at TP 1."""
     table_parameter_bytes: int
 
     def stage(self, layers: LayerRange, num_layers: int, tp: int) -> StageCost:
@@ -137,8 +137,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             layer={tp: _layer(model, cluster, tp, precision) for tp in degrees},
             head={tp: _head(model, cluster.device, tp, precision) for tp in degrees},
             boundary_bytes_per_token=model.shape.hidden * element_bytes,
-            layer_parameter_bytes=model.layer_parameters * element_bytes,
-            table_parameter_bytes=model.table_parameters * element_bytes,
+            layer_parameter_bytes=model.layer_parameters * FP32_BYTES,
+            table_parameter_bytes=model.table_parameters * FP32_BYTES,
         )
 
 

@@ -1,8 +1,22 @@
-"""Bytes of a LLaMA on one member of a TP group, as the executor keeps them (fp32).
+"""Bytes of a LLaMA on one member of a TP group, as the executor keeps them.
+
+Resident bytes of a parameter:
+
+|                                  | fp32 | bf16 |
+|----------------------------------|------|------|
+| what F and B read                |  4   |  2   |
+| master copy that AdamW updates   |  -   |  4   |
+| both moments                     |  8   |  8   |
+| reduced gradient                 |  4   |  4   |
+| sums of gradients, each          |  4   |  4   |
+
+In fp32 gradients are added along a fixed tree, so that bits do not depend on who computed what,
+and several sums are alive at once (`peak_partials`). In bf16 there is one, in fp32: 22 bytes.
 
 Sizes: D hidden size, E head size, H query heads and K key/value heads of one member, F
 feed-forward columns of one member, V vocabulary. Embedding, norms and head are whole on every
-member.
+member. (That is the executor's rule. A table that TP divides would save, in the first and in the
+last stage each, its bytes times (tp - 1) / tp: 20.5 GB of state for Qwen2.5-72B at TP 4 in bf16.)
 
 Kept per token and layer of a micro-batch:
 
@@ -17,20 +31,26 @@ Each stage adds the rotary tables E (F to B); the last one its final norm (input
 output D, gradient D), the log-probabilities V and loss gradients 1 (F to B), and the gradient of
 the logits V (B to W); the first one the gradient of the embedded tokens D (B to W). What lives
 only inside one instruction is not counted.
+
+In bf16 all of these are bf16, but for log-sum-exps, reciprocal norms, rotary tables,
+log-probabilities and loss gradients, which stay fp32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from typing import NamedTuple
 
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Batch, GroupName, LayerRange, ModelShape, Op, Plan, Stream
+from resihp.ir.model import Batch, GroupName, LayerRange, ModelShape, Op, Plan, Precision, Stream
 from resihp.ir.placement import Placement, placement_of
 from resihp.ir.reshard import ShardLoad, ShardMove
 
 __all__ = [
+    "FP32_BYTES",
+    "PARAMETER_BYTES",
     "facts_of",
     "move_bytes",
     "num_parameters",
@@ -39,7 +59,9 @@ __all__ = [
     "stage_facts",
 ]
 
-BYTES_PER_ELEMENT = 4
+FP32_BYTES = 4
+PARAMETER_BYTES: dict[Precision, int] = {"fp32": 16, "bf16": 18}
+"""Resident for each parameter beside the sums of gradients."""
 
 
 def facts_of(plan: Plan) -> Facts:
@@ -53,7 +75,7 @@ def facts_of(plan: Plan) -> Facts:
 
     @cache
     def sizes(layers: LayerRange, tp: int, num_partials: int) -> StageFacts:
-        return stage_facts(plan.model, plan.batch, layers, tp, num_partials)
+        return stage_facts(plan.model, plan.batch, layers, tp, num_partials, plan.precision)
 
     return Facts(
         stages={
@@ -67,35 +89,54 @@ def facts_of(plan: Plan) -> Facts:
 
 
 def stage_facts(
-    model: ModelShape, batch: Batch, layers: LayerRange, tp: int, num_partials: int
+    model: ModelShape,
+    batch: Batch,
+    layers: LayerRange,
+    tp: int,
+    num_partials: int,
+    precision: Precision = "fp32",
 ) -> StageFacts:
     """Sizes of one member of a group of degree `tp` that holds `layers`.
 
-    Resident state is the parameters, both AdamW moments, the reduced gradient and `num_partials`
-    sums of gradients (`peak_partials`).
+    `num_partials` sums of gradients are resident in fp32 (`peak_partials`), one in bf16.
     """
+    kept = _kept(model, layers, tp, 4 if precision == "fp32" else 2)
+    num_sums = num_partials if precision == "fp32" else 1
+    per_parameter = PARAMETER_BYTES[precision] + num_sums * FP32_BYTES
+    return StageFacts(
+        state_bytes=num_parameters(model, layers, tp) * per_parameter,
+        activation_bytes=(kept.until_b + kept.until_w) * batch.tokens,
+        released_by_b_bytes=kept.until_b * batch.tokens,
+        weight_input_grad_bytes=kept.from_b * batch.tokens,
+        boundary_bytes=kept.boundary * batch.tokens,
+    )
+
+
+class _Kept(NamedTuple):
+    """Bytes of a token."""
+
+    until_b: int
+    until_w: int
+    from_b: int
+    boundary: int
+
+
+def _kept(model: ModelShape, layers: LayerRange, tp: int, size: int) -> _Kept:
+    """The tables above, with `size` bytes for what is not always fp32."""
     heads, kv_heads, ffn = (_share(size, tp) for size in (model.heads, model.kv_heads, model.ffn))
     width = model.hidden // max(model.heads, 1)
     hidden, count = model.hidden, layers.last - layers.first + 1
-    until_b = count * (2 * heads * width + 2 * kv_heads * width + heads + 2 * ffn)
-    until_w = count * (4 * hidden + 2 + heads * width + ffn)
-    from_b = count * (heads * width + 2 * kv_heads * width + 2 * ffn + 4 * hidden)
-    until_b += width
+    until_b = count * (size * 2 * (heads * width + kv_heads * width + ffn) + FP32_BYTES * heads)
+    until_w = count * (size * (4 * hidden + heads * width + ffn) + FP32_BYTES * 2)
+    from_b = count * size * (heads * width + 2 * kv_heads * width + 2 * ffn + 4 * hidden)
+    until_b += FP32_BYTES * width
     if layers.first == 0:
-        from_b += hidden
+        from_b += size * hidden
     if layers.last == model.layers - 1:
-        until_b += model.vocab + 1
-        until_w += 2 * hidden + 1
-        from_b += hidden + model.vocab
-    per_token = batch.tokens * BYTES_PER_ELEMENT
-    copies = 4 + num_partials
-    return StageFacts(
-        state_bytes=num_parameters(model, layers, tp) * copies * BYTES_PER_ELEMENT,
-        activation_bytes=(until_b + until_w) * per_token,
-        released_by_b_bytes=until_b * per_token,
-        weight_input_grad_bytes=from_b * per_token,
-        boundary_bytes=hidden * per_token,
-    )
+        until_b += FP32_BYTES * (model.vocab + 1)
+        until_w += size * 2 * hidden + FP32_BYTES
+        from_b += size * (hidden + model.vocab)
+    return _Kept(until_b, until_w, from_b, size * hidden)
 
 
 def num_parameters(model: ModelShape, layers: LayerRange, tp: int) -> int:
@@ -118,12 +159,15 @@ def sharded_parameters(model: ModelShape, tp: int) -> int:
 
 
 def move_bytes(model: ModelShape, move: ShardMove | ShardLoad) -> int:
-    """Bytes of one move of a reconfiguration: parameters and both AdamW moments."""
+    """Bytes of one move of a reconfiguration: fp32 parameters and both AdamW moments.
+
+    In bf16 the parameters are the master copy, of which the one that F reads is made anew.
+    """
     cut = sharded_parameters(model, 1)
     layer = LayerRange(move.layer, move.layer)
     whole = num_parameters(model, layer, 1) - cut
     elements = whole if move.replicated else cut // move.num_chunks
-    return 3 * elements * BYTES_PER_ELEMENT
+    return 3 * elements * FP32_BYTES
 
 
 def peak_partials(done: Iterable[MicroBatch], num_microbatches: int) -> int:

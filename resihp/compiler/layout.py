@@ -8,7 +8,7 @@ from resihp.compiler.partition import ranges_of
 from resihp.compiler.schedules import placed
 from resihp.compiler.work import home_work, ordered
 from resihp.errors import NoFeasiblePlan, UserError
-from resihp.ir.model import Batch, Group, LayerRange, Mesh, ModelShape, Plan
+from resihp.ir.model import Batch, Group, LayerRange, Mesh, ModelShape, Plan, Precision
 
 __all__ = ["initial_plan", "split_layers"]
 
@@ -21,6 +21,7 @@ def initial_plan(
     schedule: str = "1f1b",
     num_chunks: int | None = None,
     memory_bytes: int | None = None,
+    precision: Precision = "fp32",
 ) -> Plan:
     """The plan of a healthy job: rank (replica * pp + position) * tp + i is member i of its group.
 
@@ -49,6 +50,7 @@ def initial_plan(
         groups=groups,
         streams=(),
         memory_bytes=memory_bytes,
+        precision=precision,
     )
     work = home_work(range(mesh.dp), batch.microbatches)
     plan = lower(ordered(plan, schedule, work))

@@ -30,7 +30,7 @@ _WITHOUT = re.compile(
 ).fullmatch
 _TRANSFER = re.compile(
     rf"  ((?:send|recv)_(?:act|grad))(?:\[{_NUMBER}\])? {_NUMBER}(?:@{_NUMBER})?"
-    rf" (->|<-) ([0-9:/,]+) {_NUMBER}x{_NUMBER}xf32"
+    rf" (->|<-) ([0-9:/,]+) {_NUMBER}x{_NUMBER}x(f32|bf16)"
 ).fullmatch
 _PEER = re.compile(rf"{_NUMBER}(?::{_NUMBER}/{_NUMBER})?").fullmatch
 _ARROWS = {Op.SEND_ACT: "->", Op.SEND_GRAD: "->", Op.RECV_ACT: "<-", Op.RECV_GRAD: "<-"}
@@ -102,13 +102,13 @@ def read_program_line(line: str) -> tuple[ProgramLine, ...] | None:
         if instrs is None or instrs[0].op in _ARROWS:
             return None
         return tuple(ProgramLine(instr, (), None) for instr in instrs)
-    word, stage, microbatch, home, arrow, peers, tokens, hidden = found.groups()
+    word, stage, microbatch, home, arrow, peers, tokens, hidden, element = found.groups()
     transfers = _transfers(peers)
     if transfers is None or _ARROWS[BODY_WORDS[word]] != arrow:
         return None
     instr = _instr(word, stage, microbatch, home, None, None)
     assert instr is not None, "only an arrow makes it None"
-    return (ProgramLine(instr, transfers, TensorType(int(tokens), int(hidden))),)
+    return (ProgramLine(instr, transfers, TensorType(int(tokens), int(hidden), element)),)
 
 
 def _transfers(peers: str) -> tuple[Transfer, ...] | None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import cast
 
 from resihp.ir.lines import Budget
-from resihp.ir.model import Batch, Group, LayerRange, Level, Mesh, ModelShape, Resume
+from resihp.ir.model import Batch, Group, LayerRange, Level, Mesh, ModelShape, Precision, Resume
 from resihp.ir.statements import (
     NAME,
     Lost,
     Memory,
     Order,
+    PrecisionName,
     ReconfigureHead,
     RunHead,
     Standby,
@@ -90,6 +92,10 @@ def _transport(found: _Found, _: Budget) -> TransportName:
     return TransportName(name or str(Transport("eager", read_size(size, unit))))
 
 
+def _precision(found: _Found, _: Budget) -> PrecisionName:
+    return PrecisionName(cast("Precision", found[1]))
+
+
 def _kind(
     text: str, build: Callable[[_Found, Budget], Statement | None]
 ) -> tuple[Callable[[str], _Found | None], Callable[[_Found, Budget], Statement | None]]:
@@ -112,6 +118,7 @@ _KINDS = {
     "order": _kind(f"order {_NAME}", lambda found, _: Order(found[1])),
     "memory": _kind(f"memory {_SIZE}", lambda found, _: Memory(read_size(found[1], found[2]))),
     "transport": _kind(f"transport (?:(edge|pair|rank)|eager={_SIZE})", _transport),
+    "precision": _kind("precision (fp32|bf16)", _precision),
     "resume": _kind(
         f"resume step={_NUMBER} keep=none", lambda found, _: Resume(step=int(found[1]))
     ),

@@ -365,8 +365,8 @@ CODES: dict[str, Code] = {
     ),
     "RHP423": Code(
         "programs of different jobs",
-        "The programs of a job have the same `model`, `mesh` and `batch` lines and the same "
-        "number of stages.",
+        "The programs of a job have the same `model`, `mesh`, `batch` and `precision` lines and "
+        "the same number of stages.",
         "Ranks would disagree on shapes, on the number of micro-batches, or on who their peers "
         "are.",
     ),
@@ -387,7 +387,8 @@ CODES: dict[str, Code] = {
     "RHP426": Code(
         "wrong tensor type",
         "What crosses stages has the tokens of a micro-batch (a chunk its share of them), the "
-        "hidden size of the model and elements of type f32.",
+        "hidden size of the model and elements of the precision: f32, or bf16 under "
+        "`precision bf16`.",
         "The receiver would wait for another number of bytes than the one that comes.",
     ),
     # --- progress ---------------------------------------------------------------------------
@@ -491,7 +492,8 @@ CODES: dict[str, Code] = {
     ),
     "RHP808": Code(
         "another job",
-        "A plan follows another only if the model, the mesh and the batch are the same.",
+        "A plan follows another only if the model, the mesh, the batch and the precision are the "
+        "same.",
         "Shards would be cut by other sizes and the global batch would change in the middle "
         "of a run.",
     ),

@@ -26,6 +26,7 @@ _TERMINALS = {
     "REPLICA": "a replica such as `dp1`",
     "SIZE": "a size such as `16GiB`",
     "TRANSPORT": "`edge`, `pair`, `rank` or `eager=BYTES`",
+    "PRECISION": "`fp32` or `bf16`",
     "TENSOR": "a tensor such as `128x256xf32`",
     "KEY": "`key=value`",
     "NONE": "`none`",

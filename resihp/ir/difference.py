@@ -202,6 +202,8 @@ def _values(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "memory", spell_size(plan.memory_bytes)
     if plan.transport is not None:
         yield "transport", plan.transport
+    if plan.precision != "fp32":
+        yield "precision", plan.precision
     if plan.resume is not None:
         yield "resume step", str(plan.resume.step)
 

@@ -91,6 +91,7 @@ def expand(plan: Plan, rank: int) -> Program:
         stages=placement.stages[group.pp],
         num_stages=placement.num_stages,
         instrs=tuple(instrs),
+        precision=plan.precision,
     )
 
 
@@ -148,7 +149,7 @@ class _Resolver:
         return replace(
             what,
             transfers=route.chunked if cut else route.direct,
-            tensor=boundary_type(self.plan.batch, self.plan.model, num_chunks),
+            tensor=boundary_type(self.plan, num_chunks),
             num_chunks=num_chunks,
         )
 

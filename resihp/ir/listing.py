@@ -61,7 +61,7 @@ def listing(program: Program) -> Listing:
         layers=program.layers,
         stages=program.stages,
         num_stages=program.num_stages,
-        boundary_bytes=boundary_type(program.batch, program.model).num_bytes,
+        boundary_bytes=boundary_type(program).num_bytes,
         instrs=tuple(_instr(index, instr) for index, instr in enumerate(program.instrs)),
     )
 

@@ -16,7 +16,7 @@ Positions in a text are not part of a plan (`parse(print(p)) == p`); they live i
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -34,12 +34,16 @@ __all__ = [
     "Move",
     "Op",
     "Plan",
+    "Precision",
     "Reshard",
     "Resume",
     "Stream",
 ]
 
 FORMAT_VERSION = 1
+
+Precision = Literal["fp32", "bf16"]
+"""Of parameters, activations and what crosses stages; `resihp.compiler.facts` tells the rest."""
 
 
 class Op(enum.IntEnum):
@@ -289,6 +293,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[int, ...] = ()
     reconfigure: tuple[Reshard | Move | Load, ...] = ()
     transport: str | None = None
+    precision: Precision = "fp32"
     level: Level = Level.PLAN
     version: int = FORMAT_VERSION
 

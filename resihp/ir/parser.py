@@ -29,6 +29,7 @@ from resihp.ir.statements import (
     Lost,
     Memory,
     Order,
+    PrecisionName,
     ReconfigureHead,
     Standby,
     Statement,
@@ -180,6 +181,7 @@ class _PlanReader(Reader):
         assert isinstance(batch, Batch)
         order, memory = self.once.get("order"), self.once.get("memory")
         resume, transport = self.once.get("resume"), self.once.get("transport")
+        precision = self.once.get("precision")
         standby, lost = self.once.get("standby"), self.once.get("lost")
         version = self.once["plan"]
         assert isinstance(version, Version)
@@ -196,6 +198,7 @@ class _PlanReader(Reader):
             lost=lost.ranks if isinstance(lost, Lost) else (),
             reconfigure=tuple(self.sources),
             transport=transport.name if isinstance(transport, TransportName) else None,
+            precision=precision.name if isinstance(precision, PrecisionName) else "fp32",
             level=version.level,
             version=version.number,
         )

@@ -16,5 +16,5 @@ __all__ = ["play_back"]
 def play_back(plan: Plan, lanes: Mapping[GroupName, Lane]) -> Timeline:
     """`lanes` of `plan` at unit costs, under the transport that it names, or else `edge`."""
     transport = EDGE if plan.transport is None else parse_transport(plan.transport)
-    sent = boundary_type(plan.batch, plan.model).num_bytes
+    sent = boundary_type(plan).num_bytes
     return play(lanes, transport=transport, boundary_bytes=dict.fromkeys(lanes, sent))

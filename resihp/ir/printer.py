@@ -18,6 +18,7 @@ from resihp.ir.statements import (
     Lost,
     Memory,
     Order,
+    PrecisionName,
     ReconfigureHead,
     RunHead,
     Standby,
@@ -65,6 +66,8 @@ def _header(plan: Plan) -> list[_Line]:
         statements.append(Memory(plan.memory_bytes))
     if plan.transport is not None:
         statements.append(TransportName(plan.transport))
+    if plan.precision != "fp32":
+        statements.append(PrecisionName(plan.precision))
     if plan.resume is not None:
         statements.append(plan.resume)
     return [_of(statement) for statement in statements]

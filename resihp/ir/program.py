@@ -6,7 +6,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from resihp.ir.model import FORMAT_VERSION, Batch, GroupName, LayerRange, Mesh, ModelShape, Op
+from resihp.ir.model import (
+    FORMAT_VERSION,
+    Batch,
+    GroupName,
+    LayerRange,
+    Mesh,
+    ModelShape,
+    Op,
+    Plan,
+    Precision,
+)
 
 __all__ = [
     "ELEMENT_BYTES",
@@ -17,8 +27,9 @@ __all__ = [
     "boundary_type",
 ]
 
-ELEMENT_BYTES = {"f32": 4}
+ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 """Element types that cross stages, with their size."""
+_ELEMENT: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16"}
 
 
 class Transfer(NamedTuple):
@@ -88,6 +99,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     num_stages: int
     """Stages of the whole model."""
     instrs: tuple[ProgramInstr, ...]
+    precision: Precision = "fp32"
     version: int = FORMAT_VERSION
 
     @property
@@ -97,6 +109,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return self.layers[0]
 
 
-def boundary_type(batch: Batch, model: ModelShape, num_chunks: int = 1) -> TensorType:
+def boundary_type(job: Plan | Program, num_chunks: int = 1) -> TensorType:
     """What crosses stages, whole or as one of `num_chunks` chunks along its tokens."""
-    return TensorType(batch.tokens // num_chunks, model.hidden)
+    element = _ELEMENT[job.precision]
+    return TensorType(job.batch.tokens // num_chunks, job.model.hidden, element)

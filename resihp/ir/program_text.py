@@ -16,6 +16,7 @@ from resihp.ir.reader import MAX_ERRORS, Reader, normalise, syntax_error
 from resihp.ir.reading import read_program_line
 from resihp.ir.source import BodyPlaces, ParsedProgram, StreamSource
 from resihp.ir.statements import (
+    PrecisionName,
     ProgramLine,
     RankHead,
     RunHead,
@@ -57,6 +58,8 @@ def print_program(program: Program, notes: Mapping[int, str] = _NO_NOTES) -> str
     )
     version = Version(Level.PROGRAM, program.version)
     statements: list[Statement] = [version, program.model, program.mesh, program.batch]
+    if program.precision != "fp32":
+        statements.append(PrecisionName(program.precision))
     lines = [" ".join(columns_of(statement)) for statement in statements]
     lines += ["", " ".join(columns_of(head)), "", "run {"]
     lines += _body(program, notes)
@@ -186,6 +189,7 @@ class _ProgramReader(Reader):
     def _program(self) -> Program:
         model, mesh, batch = self.once["model"], self.once["mesh"], self.once["batch"]
         head, version = self.once["rank"], self.once["plan"]
+        precision = self.once.get("precision")
         assert isinstance(model, ModelShape)
         assert isinstance(mesh, Mesh)
         assert isinstance(batch, Batch)
@@ -203,6 +207,7 @@ class _ProgramReader(Reader):
             stages=head.stages,
             num_stages=head.num_stages,
             instrs=tuple(_resolved(self.instrs, head)),
+            precision=precision.name if isinstance(precision, PrecisionName) else "fp32",
             version=version.number,
         )
 

@@ -20,6 +20,8 @@ def check_runnable(plan: Plan) -> None:
 def _reasons(plan: Plan) -> Iterator[str]:
     if plan.level is not Level.PLAN:
         yield f"it is a {plan.level}, which `resihp lower` makes a plan"
+    if plan.precision != "fp32":
+        yield f"it has `precision {plan.precision}`, and this executor computes in fp32"
     for group in plan.groups:
         if len(group.layers) != 1:
             yield f"{group.name} runs {len(group.layers)} stages"

@@ -23,6 +23,7 @@ from resihp.ir.model import (
     ModelShape,
     Move,
     Op,
+    Precision,
     Reshard,
     Resume,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Lost",
     "Memory",
     "Order",
+    "PrecisionName",
     "ProgramLine",
     "RankHead",
     "ReconfigureHead",
@@ -84,6 +86,12 @@ class TransportName(msgspec.Struct, frozen=True):
 
     name: str
     """As `resihp.ir.transport` spells it."""
+
+
+class PrecisionName(msgspec.Struct, frozen=True):
+    """`precision bf16`: of parameters and activations."""
+
+    name: Precision
 
 
 class Standby(msgspec.Struct, frozen=True):
@@ -147,6 +155,7 @@ Statement = (
     | Order
     | Memory
     | TransportName
+    | PrecisionName
     | Resume
     | Group
     | Standby
@@ -168,6 +177,7 @@ KEYWORDS: dict[type, str] = {
     Order: "order",
     Memory: "memory",
     TransportName: "transport",
+    PrecisionName: "precision",
     Resume: "resume",
     Group: "group",
     Standby: "standby",
@@ -290,7 +300,7 @@ def _operands(statement: Statement) -> tuple[str, ...]:
             return (f"step={step}", "keep=none")
         case Order(name):
             return (_spell_name(name),)
-        case TransportName(name):
+        case TransportName(name) | PrecisionName(name):
             return (name,)
         case Memory(num_bytes):
             return (spell_size(num_bytes),)

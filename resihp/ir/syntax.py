@@ -21,6 +21,7 @@ from resihp.ir.model import (
     Mesh,
     ModelShape,
     Move,
+    Precision,
     Reshard,
     Resume,
 )
@@ -29,6 +30,7 @@ from resihp.ir.statements import (
     Lost,
     Memory,
     Order,
+    PrecisionName,
     ProgramLine,
     RankHead,
     ReconfigureHead,
@@ -194,6 +196,8 @@ def _unkeyed(tree: Tree[Token], budget: Budget) -> Statement:
             return Memory(_size(tokens(tree)[0], str(tokens(tree)[0])))
         case "transport":
             return TransportName(_transport(tokens(tree)[0]))
+        case "precision":
+            return PrecisionName(cast("Precision", str(tokens(tree)[0])))
         case "standby":
             return Standby(listed(trees(tree)[0], budget))
         case "lost":

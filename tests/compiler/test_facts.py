@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from resihp.compiler import facts_of
 from resihp.compiler.facts import move_bytes, num_parameters, peak_partials, stage_facts
+from resihp.compiler.models import MODELS
 from resihp.config import ModelConfig
 from resihp.executor.gradients import GradientTree
 from resihp.executor.init import initial_parameters
@@ -143,6 +144,31 @@ def test_halving_the_degree_nearly_doubles_the_state():
     whole, half = (stage_facts(SHAPE, batch, LayerRange(1, 2), tp, 2) for tp in (1, 2))
     assert 1.9 < whole.state_bytes / half.state_bytes <= 2.0
     assert whole.boundary_bytes == half.boundary_bytes == 8 * 48 * 4
+
+
+def test_half_precision_keeps_22_bytes_a_parameter_and_half_of_most_activations():
+    """fp32 master copy, moments, reduced gradient and one sum; what crosses stages is halved."""
+    batch, layers = Batch(microbatches=8, tokens=NUM_TOKENS), LayerRange(1, 2)
+    full, half = (stage_facts(SHAPE, batch, layers, 1, 4, p) for p in ("fp32", "bf16"))
+    assert half.state_bytes == 22 * num_parameters(SHAPE, layers, 1)
+    assert full.state_bytes == 32 * num_parameters(SHAPE, layers, 1)
+    assert half.boundary_bytes * 2 == full.boundary_bytes
+    assert half.weight_input_grad_bytes * 2 == full.weight_input_grad_bytes
+    assert 0.5 < half.activation_bytes / full.activation_bytes < 0.52
+
+
+@pytest.mark.parametrize(("tp", "fits"), [(4, True), (2, True), (1, False)])
+def test_a_70b_model_on_16_stages_needs_two_80_gib_devices_a_stage(tp, fits):
+    """Micro-batches of 2,048 tokens, five layers a stage, as many in flight as there are stages.
+
+    At TP 4 a device has about 20 GB of state, as mixed precision is reckoned elsewhere too.
+    """
+    model, batch = MODELS["llama2-70b"].shape, Batch(microbatches=16, tokens=2048)
+    facts = stage_facts(model, batch, LayerRange(5, 9), tp, 1, "bf16")
+    needed = facts.state_bytes + 16 * facts.activation_bytes
+    assert (needed <= 80 << 30) == fits
+    if tp == 4:
+        assert facts.state_bytes == pytest.approx(20e9, rel=0.2)
 
 
 def test_every_group_has_its_sizes():

@@ -186,7 +186,7 @@ class _Run:
         for peer, chunk, num in instr.transfers:
             if num < 1 or not 0 <= chunk < num:
                 raise RunError(f"{instr} has no such chunk")
-            expected = boundary_type(rank.program.batch, rank.program.model, num)
+            expected = boundary_type(rank.program, num)
             if instr.tensor != expected:
                 raise RunError(f"{instr} sends another type than {expected}")
             owed = chunk * rank.program.tp // num == rank.program.tp_index

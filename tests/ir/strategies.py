@@ -85,6 +85,7 @@ sources = st.one_of(
     st.builds(Load, layers=layer_ranges, step=numbers, target=places),
 )
 byte_counts = st.integers(0, 1 << 45) | st.integers(0, 64).map(lambda n: n << 30)
+precisions = st.sampled_from(["fp32", "bf16"])
 transports = st.one_of(
     st.sampled_from([EDGE, Transport("pair"), Transport("rank")]),
     st.builds(Transport, st.just("eager"), byte_counts),
@@ -107,6 +108,7 @@ def _texts(level: Level, single: st.SearchStrategy[Instr]) -> st.SearchStrategy[
         lost=st.just(()) | rank_lists,
         reconfigure=st.lists(sources, max_size=3).map(tuple),
         transport=st.none() | transports,
+        precision=precisions,
         level=st.just(level),
     )
 

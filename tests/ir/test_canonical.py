@@ -106,13 +106,16 @@ peers = st.lists(
 ).map(",".join)
 
 
+elements = st.sampled_from(["f32", "bf16"])
+
+
 @given(instructions, st.sampled_from(["->", "<-"]), peers, numbers, numbers, st.data())
 @settings(max_examples=200, deadline=None)
 def test_lines_of_programs(instr, arrow, peers, tokens, hidden, data):
     """Transfers with peers and tensors, everything else without."""
     line = "  " + spell_instr(instr).partition(" ->")[0].partition(" <-")[0]
     if instr.op.is_transfer:
-        line += f" {arrow} {peers} {tokens}x{hidden}xf32"
+        line += f" {arrow} {peers} {tokens}x{hidden}x{data.draw(elements)}"
     agree(canonical.read_program_line, syntax.read_program_line, line)
     line = damaged(line, data)
     agree(canonical.read_program_line, syntax.read_program_line, line)
@@ -149,6 +152,8 @@ words = st.one_of(
             "stream dp=0,2..4 pp=1",
             "transport eager=4MiB",
             "transport rank",
+            "precision fp32",
+            "precision bf16",
             "standby 3,5..7",
             "lost 4",
             "reconfigure",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from plan_build import make_plan
 from staged_plans import random_staged
-from strategies import layer_ranges, models, names, numbers, places
+from strategies import layer_ranges, models, names, numbers, places, precisions
 
 from resihp.cli import main
 from resihp.cli.plan_files import parse_any
@@ -50,7 +50,7 @@ transfers = st.builds(
     numbers,
     numbers,
     st.lists(st.builds(Transfer, numbers, numbers, numbers), min_size=1, max_size=4).map(tuple),
-    st.tuples(numbers, numbers).map(lambda sizes: TensorType(*sizes)),
+    st.builds(TensorType, numbers, numbers, st.sampled_from(["f32", "bf16"])),
 )
 instrs = st.one_of(computes, of_stages, transfers, st.just(ProgramInstr(op=Op.STEP)))
 programs = st.builds(
@@ -66,6 +66,7 @@ programs = st.builds(
     stages=st.lists(numbers, min_size=1, max_size=3).map(tuple),
     num_stages=numbers,
     instrs=st.lists(instrs, max_size=12).map(tuple),
+    precision=precisions,
 )
 
 

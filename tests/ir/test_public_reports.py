@@ -389,7 +389,7 @@ def test_a_stage_that_owes_a_gradient():
 
 
 def test_a_message_of_another_element_type():
-    """Reports 35 and 36: what crosses stages is float32, and no program can say otherwise."""
+    """Reports 35 and 36: what crosses stages is float32 or bfloat16, and nothing else."""
     good = print_program(expand(parse(PAIR).plan, rank=1))
     assert parse_programs(good)[0].program.instrs[0].tensor == TensorType(16, 64, "f32")
     bad = good.replace("recv_act 0@0 <- 0 16x64xf32", "recv_act 0@0 <- 0 16x64xf16")

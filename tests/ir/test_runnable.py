@@ -57,6 +57,7 @@ LOAD = Load(layers=LayerRange(0, 0), step=3, target=GroupName(0, 0))
         (with_first_instr(paired=True), "`F 0` at position 0 of the pipeline is half of a pair"),
         (msgspec.structs.replace(PLAN, reconfigure=(LOAD,)), "loads layers 0..0"),
         (msgspec.structs.replace(PLAN, level=Level.SCHEDULE), "it is a schedule"),
+        (msgspec.structs.replace(PLAN, precision="bf16"), "this executor computes in fp32"),
     ],
 )
 def test_what_is_not_there_yet_is_refused(plan: Plan, reason: str):

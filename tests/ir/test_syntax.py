@@ -76,6 +76,8 @@ def hints(text: str) -> list[str | None]:
         ("transport eager", "RHP001", 11, f"expected {TRANSPORTS}, but found `eager`"),
         ("transport eager=9999999999999999", "RHP006", 11, f"the size `{16 * '9'}` is too large"),
         ("transport eager = 4MiB", "", 0, ""),
+        ("precision fp16", "RHP001", 11, "expected `fp32` or `bf16`, but found `fp16`"),
+        ("precision bf16", "", 0, ""),
         ("schedule 1f1b", "RHP001", 10, "expected a number, but found `1f1b`"),
         ("schedule 1", "RHP004", 1, "a second `schedule` line"),
         ("run {\n}", "RHP007", 1, "`run` does not belong in a plan"),

@@ -40,6 +40,6 @@ def lint(parsed: Parsed, *, transport: str | None = None) -> list[Diagnostic]:
     if queues.kind == "edge":
         check_early(view, findings)
     if queues.kind == "eager":
-        sent = boundary_type(parsed.plan.batch, parsed.plan.model).num_bytes
+        sent = boundary_type(parsed.plan).num_bytes
         check_late(view, queues, dict.fromkeys(view.lanes, sent), findings)
     return findings.sorted()

@@ -20,6 +20,7 @@ from resihp.ir.facts import Facts
 from resihp.ir.lanes import Lane, alike, lanes_of
 from resihp.ir.model import GroupName, Level, Plan
 from resihp.ir.placement import placement_of
+from resihp.ir.program import boundary_type
 from resihp.ir.source import Parsed
 from resihp.ir.transport import EDGE, TRANSPORTS, Transport, parse_transport
 from resihp.ir.verify.adaptation import check_adaptation, check_targets
@@ -38,8 +39,6 @@ from resihp.ir.verify.topology import check_topology
 
 __all__ = ["TRANSPORTS", "check_transport", "has_errors", "verify"]
 
-_BOUNDARY_ELEMENT_BYTES = 4
-"""Activations and their gradients cross stages in float32."""
 _WORTH_IMPORTING_NUMPY = 8_000
 """Instructions, those of a shared body once."""
 
@@ -64,7 +63,8 @@ def verify(
     if the layout is sound); memory is checked if the plan also has a memory line. Progress is
     proved under `transport` (see `resihp.ir.transport`), or else under the one that the plan
     names, or else under `edge`; what crosses stages has the `boundary_bytes` of the facts, and
-    without facts tokens * hidden * 4. Without `quick_proof` nothing but time is different.
+    without facts tokens * hidden elements of the plan's precision. Without `quick_proof` nothing
+    but time is different.
 
     Raises `UserError` for an unknown transport.
     """
@@ -164,7 +164,7 @@ def _boundary_bytes(
     plan: Plan, lanes: Mapping[GroupName, Lane], facts: Facts | None
 ) -> dict[GroupName, int]:
     """Bytes of a whole activation, or its gradient, that each group sends."""
-    derived = plan.batch.tokens * plan.model.hidden * _BOUNDARY_ELEMENT_BYTES
+    derived = boundary_type(plan).num_bytes
     if facts is None:
         return dict.fromkeys(lanes, derived)
     return {

@@ -103,6 +103,7 @@ def _check_same_job(parsed: Parsed, previous: Plan, findings: Findings) -> bool:
         ("model", plan.model, previous.model),
         ("mesh", plan.mesh, previous.mesh),
         ("batch", plan.batch, previous.batch),
+        ("precision", plan.precision, previous.precision),
     ):
         if new != old:
             same = False

@@ -31,6 +31,7 @@ def lifted(
         batch=head.program.batch,
         groups=tuple(_group(*pair) for pair in zip(firsts, ranks, strict=True)),
         streams=tuple(_stream(first, peer_of) for first in firsts),
+        precision=head.program.precision,
         standby=tuple(rank for rank in range(world) if rank not in used),
     )
     return JoinedPlan(

@@ -53,7 +53,7 @@ def _own_faults(program: Program, instr: ProgramInstr, *, cut: bool) -> Iterator
     elif program.batch.tokens % num_chunks:
         yield "RHP411", f"{program.batch.tokens} tokens do not divide into {num_chunks} chunks"
     else:
-        expected = boundary_type(program.batch, program.model, num_chunks)
+        expected = boundary_type(program, num_chunks)
         if instr.tensor != expected:
             what = "the whole tensor" if num_chunks == 1 else f"one of {num_chunks} chunks"
             yield "RHP426", f"{what} is {expected}, not {instr.tensor}"
@@ -137,7 +137,7 @@ def _check_member(
     expected = _expected(program, instr, far, cut=cut)
     if not expected:
         return  # RHP410
-    tensor = boundary_type(program.batch, program.model, expected[0].num_chunks)
+    tensor = boundary_type(program, expected[0].num_chunks)
     if (instr.transfers, instr.tensor) == (expected, tensor):
         return
     text, where = group.lane.text(index), f"of rank {program.rank}"
