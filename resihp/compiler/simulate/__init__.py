@@ -10,6 +10,7 @@ predicted is what runs:
 * `reduce_grads` waits for all holders of its stage and takes `Pricing.reduce_s`; `step` waits for
   all groups and takes `Pricing.step_s`.
 * An overlapped pair starts once the inputs of both are there and takes the time of both.
+* With `contention` transfers queue for links (`contention`); without, they do not.
 * In a schedule, a result is on its way once it is made; nothing is reduced.
 
 Replicas that do the same at the same prices are played once.
@@ -19,8 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from resihp.compiler.costs import Lengths
 from resihp.compiler.pricing import Pricing
+from resihp.compiler.simulate.contention import contend, loads_of
 from resihp.compiler.simulate.course import course_of
 from resihp.compiler.simulate.prices import kinds_of, places_of, prices_of
 from resihp.compiler.simulate.result import Simulation
@@ -31,17 +35,28 @@ __all__ = ["Simulation", "simulate"]
 
 
 def simulate(
-    plan: Plan, pricing: Pricing, *, lengths: Sequence[Lengths] | None = None
+    plan: Plan,
+    pricing: Pricing,
+    *,
+    lengths: Sequence[Lengths] | None = None,
+    contention: bool = False,
 ) -> Simulation:
     """Times of all instructions of a verified plan or schedule.
 
     `lengths` are those of the micro-batches of all replicas, home after home; fewer repeat.
-    Without them each micro-batch is one document of the batch's tokens.
+    Without them each micro-batch is one document of the batch's tokens. `contention` costs time:
+    every replica is played, event by event.
 
     Raises UserError for a plan that the verifier has findings about, or that needs a lost rank.
     """
     places = places_of(plan, pricing)
-    kinds = kinds_of(plan, pricing, places, lengths)
-    course = course_of(plan, kinds)
+    if not contention:
+        course = course_of(plan, kinds_of(plan, pricing, places, lengths))
+        prices = prices_of(course, pricing, places, lengths)
+        return Simulation(course, pricing, places, prices, play(course, prices))
+    # Replicas that are alike may still share links.
+    course = course_of(plan, np.arange(plan.mesh.dp).reshape(1, -1))
     prices = prices_of(course, pricing, places, lengths)
-    return Simulation(course, pricing, places, prices, play(course, prices))
+    contended = contend(course, prices, loads_of(course, pricing, places))
+    prices = prices._replace(delay=contended.delay)
+    return Simulation(course, pricing, places, prices, play(course, prices, contended.late))

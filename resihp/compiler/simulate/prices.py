@@ -6,13 +6,14 @@ tensors by degrees, whether the two groups share a node, and which slow link is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from resihp.compiler.costs import Lengths
+from resihp.compiler.links import Crossing
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate.course import Course
 from resihp.compiler.simulate.times import Floats, Prices
@@ -22,7 +23,15 @@ from resihp.ir.lanes import COMPUTE
 from resihp.ir.model import Group, GroupName, Level, Op, Plan
 from resihp.ir.placement import placement_of
 
-__all__ = ["Places", "kinds_of", "lane_groups", "lengths_of", "places_of", "prices_of"]
+__all__ = [
+    "Places",
+    "kinds_of",
+    "lane_groups",
+    "lengths_of",
+    "of_crossings",
+    "places_of",
+    "prices_of",
+]
 
 _NUM_OPS = len(Op)
 
@@ -100,7 +109,8 @@ def prices_of(
     course: Course, pricing: Pricing, places: Places, lengths: Sequence[Lengths] | None = None
 ) -> Prices:
     """All prices. `lengths` are those of all micro-batches, home after home (`lengths_of`)."""
-    return Prices(_durations(course, pricing, places, lengths), _delays(course, pricing, places))
+    delay = of_crossings(course, pricing, places, lambda crossing: crossing.seconds)
+    return Prices(_durations(course, pricing, places, lengths), delay)
 
 
 def lane_groups(course: Course, places: Places) -> list[Group]:
@@ -193,23 +203,25 @@ def _micro_batches(course: Course) -> Ints:
     return number[arrays.row] + at_home[arrays.row] * home[arrays.lane]
 
 
-def _delays(course: Course, pricing: Pricing, places: Places) -> Floats:
-    """Of each crossing, whole or in chunks as the plan has it; in a schedule the faster way."""
+def of_crossings(
+    course: Course, pricing: Pricing, places: Places, price: Callable[[Crossing], float]
+) -> Floats:
+    """A price of each crossing, whole or in chunks as the plan has it; in a schedule the faster."""
     arrays, crossings = course.arrays, course.crossings
     if not len(crossings.sent):
         return np.zeros(0)
-    kind, example = crossing_kinds(course, pricing, places)
+    kind, example = _crossing_kinds(course, pricing, places)
     groups, plan = lane_groups(course, places), arrays.plan
     seconds = np.zeros(len(example))
     for number in np.flatnonzero(example >= 0).tolist():
         at = int(example[number])
         pair = groups[int(crossings.sender[at])], groups[int(crossings.receiver[at])]
         cut = bool(crossings.is_cut[at]) if plan.level is Level.PLAN else None
-        seconds[number] = pricing.crossing(*pair, plan.batch.tokens, cut=cut).seconds
+        seconds[number] = price(pricing.crossing(*pair, plan.batch.tokens, cut=cut))
     return seconds[kind]
 
 
-def crossing_kinds(course: Course, pricing: Pricing, places: Places) -> tuple[Ints, Ints]:
+def _crossing_kinds(course: Course, pricing: Pricing, places: Places) -> tuple[Ints, Ints]:
     """Crossings of one kind cost the same: the kind of each, and one of each kind (-1: none)."""
     lanes, crossings = course.arrays.lanes, course.crossings
     degrees, degree = np.unique(lanes.tp, return_inverse=True)
