@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resihp.cli.csv_files import is_csv
-from resihp.cli.plan_files import name_of_file, parse_any, read_text, report
+from resihp.cli.plan_files import is_json, name_of_file, parse_any, read_text, report
 from resihp.errors import PlanSyntaxError, UserError
 
 if TYPE_CHECKING:
     import argparse
+
+    from resihp.ir.source import Parsed, ParsedProgram
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("-w", "--write", action="store_true", help="rewrite the files in place")
     mode.add_argument("--check", action="store_true", help="name the files that would change")
     mode.add_argument("--diff", action="store_true", help="show what would change")
+    mode.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="json: print plans as JSON for other programs, without their comments",
+    )
     parser.epilog = (
         "Without an option the formatted text goes to standard output. "
         "Exit status: 0 done, 1 would change (--check, --diff) or not a plan, 2 unreadable file."
@@ -41,6 +49,10 @@ def _format_one(path: str, args: argparse.Namespace) -> int:
         raise UserError(
             f"{path} is torch's CSV, which has one form only; `resihp import` makes a plan of it"
         )
+    if is_json(path) and (args.write or args.check or args.diff):
+        raise UserError(
+            f"{path} is JSON, which has no formatting; `resihp fmt {path}` prints its text"
+        )
     from resihp.ir.printer import format_text
 
     text = read_text(path)
@@ -49,6 +61,8 @@ def _format_one(path: str, args: argparse.Namespace) -> int:
     except PlanSyntaxError as error:
         report(error.diagnostics, text, path)
         return 1
+    if args.format == "json":
+        return _print_json(parsed, path)
     formatted = format_text(parsed[0] if isinstance(parsed, tuple) else parsed)
     if args.write:
         _write(path, text, formatted)
@@ -60,6 +74,15 @@ def _format_one(path: str, args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(formatted)
     return 1 if (args.check or args.diff) and formatted != text else 0
+
+
+def _print_json(parsed: Parsed | tuple[ParsedProgram, ...], path: str) -> int:
+    if isinstance(parsed, tuple):
+        raise UserError(f"{name_of_file(path)} holds programs; `resihp expand --format json` lists")
+    from resihp.ir.plan_json import print_json
+
+    sys.stdout.write(print_json(parsed.plan))
+    return 0
 
 
 def _write(path: str, text: str, formatted: str) -> None:

@@ -6,7 +6,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from resihp.cli.csv_files import add_csv_arguments, csv_reading, in_cells, is_csv
-from resihp.cli.plan_files import name_of_file, parse_text, read_text, report, write_text
+from resihp.cli.plan_files import (
+    add_output,
+    name_of_file,
+    parse_text,
+    read_text,
+    report,
+    write_plan,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(_PASSES),
         help="print what this pass makes and stop; only after the last one it is a complete plan",
     )
-    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this file")
+    add_output(parser)
     add_csv_arguments(parser)
     parser.epilog = (
         "The schedule and then the plan are verified. "
@@ -72,13 +79,9 @@ def run(args: argparse.Namespace) -> int:
     last_pass = _PASSES[-1] if args.print_after is None else args.print_after
     scatter = everywhere if args.scatter == "always" else None
     plan = lower(plan, scatter=scatter, last_pass=last_pass)
-    text = print_plan(plan)
-    if args.print_after is None and _has_errors(parse(text), "<lowered plan>"):
+    if args.print_after is None and _has_errors(parse(print_plan(plan)), "<lowered plan>"):
         return 1
-    if args.output is None:
-        sys.stdout.write(text)
-    else:
-        write_text(args.output, text)
+    write_plan(plan, args)
     return 0
 
 

@@ -10,18 +10,23 @@ from resihp.cli.csv_files import AS_IT_IS, CsvReading, is_csv
 from resihp.errors import PlanSyntaxError, UserError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from resihp.ir.diagnostics import Diagnostic
+    from resihp.ir.model import Plan
     from resihp.ir.source import Parsed, ParsedProgram
 
 __all__ = [
+    "add_output",
+    "is_json",
     "name_of_file",
     "parse_any",
     "parse_file",
     "parse_text",
     "read_text",
     "report",
+    "write_plan",
     "write_text",
 ]
 
@@ -31,10 +36,15 @@ def name_of_file(path: str) -> str:
     return "<stdin>" if path == "-" else path
 
 
-def read_text(path: str) -> str:
-    """The text of a file or, for `-`, of the standard input.
+def is_json(path: str) -> bool:
+    """Whether a file holds, or is to hold, a plan in JSON: by its name."""
+    return path.lower().endswith(".json")
 
-    Raises `UserError` if it cannot be read or is not UTF-8.
+
+def read_text(path: str) -> str:
+    """The text of a file or, for `-`, of the standard input; JSON becomes the text of its plan.
+
+    Raises `UserError` if it cannot be read, or is not UTF-8 or not the JSON of a plan.
     """
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -42,10 +52,16 @@ def read_text(path: str) -> str:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"cannot read {name_of_file(path)}: {reason}") from None
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {error.start}"
         raise UserError(f"{name_of_file(path)} is not UTF-8 text ({where})") from None
+    if not is_json(path) and not (path == "-" and text.lstrip().startswith("{")):
+        return text
+    from resihp.ir.plan_json import plan_of_json
+    from resihp.ir.printer import print_plan
+
+    return print_plan(plan_of_json(text, name_of_file(path)))
 
 
 def parse_text(text: str, path: str, csv: CsvReading = AS_IT_IS) -> Parsed | tuple[Diagnostic, ...]:
@@ -77,6 +93,29 @@ def parse_any(text: str, path: str) -> Parsed | tuple[ParsedProgram, ...]:
     from resihp.ir.program_text import parse_programs
 
     return parse_programs(text, path=name_of_file(path))
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Declare where a verb writes the plan that it makes, and in which form."""
+    parser.add_argument(
+        "-o", "--output", metavar="PLAN", help="write the plan to this file; JSON if it ends so"
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), help="of the plan (default: by the file's name)"
+    )
+
+
+def write_plan(plan: Plan, args: argparse.Namespace) -> None:
+    """Write a plan where and as `add_output` was told. Raises `UserError` if that fails."""
+    from resihp.ir.plan_json import print_json
+    from resihp.ir.printer import print_plan
+
+    form = args.format or ("json" if args.output and is_json(args.output) else "text")
+    text = print_json(plan) if form == "json" else print_plan(plan)
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(args.output, text)
 
 
 def write_text(path: str, text: str) -> None:

@@ -81,7 +81,7 @@ def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
     """
     plan = situation.previous
     num_partials = 1 + max(plan.batch.microbatches - 1, 0).bit_length()
-    sizes = stage_facts(plan.model, plan.batch, layers, tp, num_partials)
+    sizes = stage_facts(plan.model, plan.batch, layers, tp, num_partials, plan.precision)
     device = _UNBOUNDED if plan.memory_bytes is None else plan.memory_bytes
     return Capacity(
         free=device - sizes.state_bytes - _BUFFERS * sizes.boundary_bytes,
