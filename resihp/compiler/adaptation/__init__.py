@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from resihp.compiler.adaptation.decision import Considered, Decision
 from resihp.compiler.adaptation.layouts import Layout
+from resihp.compiler.adaptation.portfolio import DEFAULT_BUDGET, UNCHANGED, adapt
 from resihp.compiler.adaptation.problems import TICK_S, problem_of
 from resihp.compiler.adaptation.situation import (
     ANYTHING,
@@ -13,10 +15,15 @@ from resihp.compiler.adaptation.situation import (
 
 __all__ = [
     "ANYTHING",
+    "DEFAULT_BUDGET",
     "TICK_S",
+    "UNCHANGED",
     "WHOLE_MICROBATCHES",
+    "Considered",
+    "Decision",
     "Layout",
     "Profile",
     "Situation",
+    "adapt",
     "problem_of",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -12,7 +12,14 @@ from resihp.compiler.facts import stage_facts
 from resihp.compiler.planner.problem import Capacity, Chunks, Problem, Replica
 from resihp.ir.model import Group, GroupName, LayerRange, Op, Plan
 
-__all__ = ["TICK_S", "capacity_of", "in_flight_of", "problem_of", "splits_backward"]
+__all__ = [
+    "TICK_S",
+    "capacity_of",
+    "in_flight_of",
+    "least_degree",
+    "problem_of",
+    "splits_backward",
+]
 
 TICK_S = 1e-9
 """Seconds of a tick."""
@@ -89,6 +96,26 @@ def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
         released=sizes.released_by_b_bytes,
         held=sizes.weight_input_grad_bytes,
     )
+
+
+def least_degree(situation: Situation, layers: Sequence[LayerRange]) -> int:
+    """k_min of Eq. 3: the lowest TP degree at which a group of `layers` has room to work.
+
+    That is the state of all and one micro-batch of each. Twice the mesh's degree where none has.
+    """
+    degree, most = 1, situation.previous.mesh.tp
+    while degree <= most and not _has_room(situation, layers, degree):
+        degree *= 2
+    return degree
+
+
+def _has_room(situation: Situation, layers: Sequence[LayerRange], tp: int) -> bool:
+    device = situation.previous.memory_bytes
+    if device is None:
+        return True
+    sizes = [capacity_of(situation, held, tp) for held in layers]
+    needed = sum(device - size.free + size.activation + size.held for size in sizes)
+    return needed <= device
 
 
 class _Chunks:

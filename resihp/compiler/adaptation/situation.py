@@ -58,6 +58,10 @@ class Situation:
             if unknown:
                 raise UserError(f"{what} rank {unknown[0]}: the job's ranks are 0..{world - 1}")
 
+    def with_profile(self, profile: Profile) -> Situation:
+        """The same, for another one who runs the plan."""
+        return Situation(self.previous, self.pricing, profile, self.resume_step)
+
     @cached_property
     def lost(self) -> frozenset[int]:
         """Ranks that were lost before and now."""

@@ -1,0 +1,79 @@
+"""What an adaptation decided, what else it considered, and why; for programs and for people."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resihp.ir.model import Plan
+
+__all__ = ["Considered", "Decision"]
+
+
+class Considered(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate."""
+
+    name: str
+    """What it changes: `TP`, `PP`, `DP` or several of them, and how."""
+    num_groups_changed: int
+    """Groups with other ranks or layers than before."""
+    bound_s: float | None = None
+    """No plan of the candidate can take less."""
+    makespan_s: float | None = None
+    """The planner's prediction, with the reduction of gradients; None where it was not played."""
+    iteration_s: float | None = None
+    """Simulated time of the verified plan; None where it was not lowered."""
+    num_moved: int | None = None
+    """Chunks (micro-batch, stage) that run away from home."""
+    why: str
+    """Why it was chosen or not."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan, and how it was found."""
+
+    plan: Plan
+    text: str
+    """The plan as it was verified."""
+    chosen: str
+    """Name of the candidate."""
+    iteration_s: float
+    """Simulated time of an iteration of the plan."""
+    no_change_s: float | None
+    """The same if nothing is changed; None where that cannot run."""
+    moved_bytes: int
+    """State that moves between ranks, or is read from a saved version, before the plan runs."""
+    considered: tuple[Considered, ...]
+    """All candidates, the most promising first."""
+    num_played: int
+    """How many plans were played."""
+
+    def record(self) -> dict[str, object]:
+        """All but the plan itself, whose text is in it, ready for JSON."""
+        fields = (name for name in self.__struct_fields__ if name != "plan")
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in fields}
+
+    def summary(self) -> str:
+        """A few lines for the operator."""
+        gain = ""
+        if self.no_change_s is not None and self.no_change_s > self.iteration_s:
+            gain = f", {100 * (1 - self.iteration_s / self.no_change_s):.1f} % less than unchanged"
+        elif self.no_change_s is None:
+            gain = "; unchanged it cannot run"
+        head = f"{self.chosen}: {_seconds(self.iteration_s)} an iteration{gain}"
+        moved = f"moves {self.moved_bytes / 1e9:.3g} GB of state" if self.moved_bytes else None
+        plan = self.plan
+        parts = [
+            moved,
+            f"standby {' '.join(map(str, plan.standby))}" if plan.standby else None,
+            f"lost {' '.join(map(str, plan.lost))}" if plan.lost else None,
+        ]
+        lines = [head, *(f"  {part}" for part in parts if part)]
+        for each in self.considered:
+            time = each.iteration_s or each.makespan_s or each.bound_s
+            shown = "" if time is None else f" {_seconds(time)}"
+            lines.append(f"  - {each.name}{shown}: {each.why}")
+        return "\n".join(lines)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms" if seconds < 1 else f"{seconds:.4g} s"

@@ -1,0 +1,101 @@
+"""The best candidates become plans: lowered, verified, and planned again where memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from resihp.compiler.adaptation.emit import Checked, check, lowered, shortages
+from resihp.compiler.adaptation.entries import Entry
+from resihp.compiler.adaptation.planning import plan_well
+from resihp.compiler.adaptation.situation import Situation
+from resihp.compiler.planner.engine import Planned
+from resihp.compiler.planner.orders import streams_of
+from resihp.compiler.planner.problem import Problem
+from resihp.compiler.simulate import simulate
+from resihp.ir.model import GroupName, Plan
+
+__all__ = ["Outcome", "best_outcome", "simulated_s"]
+
+_NUM_LOWERED = 3
+"""Candidates that are lowered at most, each only if those before do not fit or do not pay."""
+_NUM_RETRIES = 4
+"""How often a plan that lacks memory is made again with less."""
+
+
+class Outcome(NamedTuple):
+    """A verified plan and its simulated time."""
+
+    name: str
+    checked: Checked
+    iteration_s: float
+
+
+def best_outcome(
+    situation: Situation, entries: Sequence[Entry], no_change_s: float | None
+) -> Outcome | None:
+    """The plan of the first entry that fits and pays; None where there is none.
+
+    `entries` are in the order of what the planner predicts.
+    """
+    best: Outcome | None = None
+    goal_s = float("inf") if no_change_s is None else no_change_s
+    for entry in entries[:_NUM_LOWERED]:
+        if best is not None and (entry.makespan_s or 0.0) >= best.iteration_s:
+            break
+        checked = _fitting(situation, entry)
+        if checked is None:
+            entry.why = "needs more memory than a device has"
+            continue
+        entry.iteration_s = simulated_s(situation, checked.plan)
+        if best is None or entry.iteration_s < best.iteration_s:
+            best = Outcome(entry.name, checked, entry.iteration_s)
+        if best.iteration_s < goal_s:
+            break
+    return best
+
+
+def simulated_s(situation: Situation, plan: Plan) -> float:
+    """Seconds of an iteration of a verified plan."""
+    return simulate(plan, situation.pricing).iteration_s
+
+
+def _fitting(situation: Situation, entry: Entry) -> Checked | None:
+    """The verified plan of an entry, planned again with less memory while it lacks some.
+
+    What the planner counts differs from what the verifier counts in buffers and in sums of
+    gradients that wait for each other; where that matters each group is left less.
+    """
+    reserved: dict[GroupName, int] = {}
+    for _ in range(_NUM_RETRIES):
+        planned = entry.planned
+        if planned is None or not planned.complete:
+            return None
+        plan = lowered(situation, entry.candidate.layout, streams_of(planned))
+        checked = check(situation, plan)
+        if not checked.over_memory:
+            return checked
+        for name, num_bytes in shortages(plan).items():
+            reserved[name] = reserved.get(name, 0) + num_bytes
+        entry.planned = _planned_with_less(situation, entry, reserved)
+    return None
+
+
+def _planned_with_less(
+    situation: Situation, entry: Entry, reserved: Mapping[GroupName, int]
+) -> Planned:
+    problem = _with_less(entry.problem, reserved)
+    planned, _ = plan_well(problem, situation.profile, move=entry.moves, budget=0)
+    return planned
+
+
+def _with_less(problem: Problem, reserved: Mapping[GroupName, int]) -> Problem:
+    """`problem` with `reserved` bytes less at some places."""
+    rows = list(problem.replicas)
+    for (replica, stage), num_bytes in reserved.items():
+        memory = list(rows[replica].memory)
+        sizes = memory[stage]
+        assert sizes is not None
+        memory[stage] = sizes._replace(free=sizes.free - num_bytes)
+        rows[replica] = rows[replica]._replace(memory=tuple(memory))
+    return problem._replace(replicas=tuple(rows))

@@ -1,0 +1,176 @@
+"""The adaptation: many candidates are planned, the best is lowered, verified and simulated.
+
+Candidates are compared by what the planner predicts and the reduction of gradients. "No change" is
+simulated too, wherever it can run, and stays unless the best is faster: an adaptation never makes
+an iteration longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from resihp.compiler.adaptation.candidates import candidates
+from resihp.compiler.adaptation.decision import Considered, Decision
+from resihp.compiler.adaptation.emit import check
+from resihp.compiler.adaptation.entries import Entry
+from resihp.compiler.adaptation.layouts import kept_layout, on_layout
+from resihp.compiler.adaptation.lowering import Outcome, best_outcome, simulated_s
+from resihp.compiler.adaptation.named_order import named_outcomes
+from resihp.compiler.adaptation.planning import plan_once, plan_well
+from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
+from resihp.compiler.facts import move_bytes
+from resihp.compiler.planner.engine import Planned
+from resihp.compiler.planner.problem import Problem
+from resihp.compiler.sources import State, require_state
+from resihp.errors import NoFeasiblePlan
+from resihp.ir.model import Plan
+from resihp.ir.reshard import transfers
+
+__all__ = ["DEFAULT_BUDGET", "UNCHANGED", "adapt"]
+
+DEFAULT_BUDGET = 20_000
+"""Chunks of work that are played for the best candidates beyond the first play of each."""
+UNCHANGED = "no change"
+"""Name of the candidate that leaves everything as it is."""
+_NUM_REFINED = 2
+"""Candidates that get more than one play."""
+
+
+def adapt(
+    situation: Situation, *, budget: int = DEFAULT_BUDGET, least_gain: float = 0.0
+) -> Decision:
+    """The best verified plan that was found for `situation`.
+
+    `budget` bounds the planner's work, in chunks that are played, so that the same situation
+    always gives the same plan. What saves less than `least_gain`, a share of the unchanged plan's
+    iteration, is not worth the change.
+
+    Raises NoFeasiblePlan where state is gone with its last holder or no plan fits into memory.
+    """
+    if not situation.has_one_stage_each:
+        situation = situation.with_profile(WHOLE_MICROBATCHES)
+    state = State(situation.previous, situation.lost)
+    require_state(state)
+    unchanged = _unchanged(situation)
+    no_change_s = None if unchanged is None else unchanged.iteration_s
+    found = candidates(situation, state)
+    if situation.has_one_stage_each:
+        entries = [entry for each in found for entry in Entry.pair(situation, each)]
+        num_played = _plan(situation, entries, budget)
+        ranked = sorted(entries, key=_rank)
+        best = best_outcome(situation, [e for e in ranked if e.makespan_s], no_change_s)
+        considered = [entry.considered(situation) for entry in ranked]
+    else:
+        num_played = len(found)
+        best, considered = named_outcomes(situation, found)
+    if unchanged is not None and best is not None:
+        saved = 1 - best.iteration_s / unchanged.iteration_s
+        if saved <= 0 or saved < least_gain:
+            best = None
+    return _decided(situation, unchanged, best, considered, num_played)
+
+
+class _Unchanged(NamedTuple):
+    """The plan before and its time today."""
+
+    plan: Plan
+    iteration_s: float
+
+
+def _unchanged(situation: Situation) -> _Unchanged | None:
+    """The plan before as it is, where nobody in it is lost."""
+    layout = kept_layout(situation)
+    if layout is None:
+        return None
+    plan = on_layout(situation, layout)
+    return _Unchanged(plan, simulated_s(situation, plan))
+
+
+def _rank(entry: Entry) -> tuple[float, float, int]:
+    """By what the planner predicts; those that were not played by their bounds, at the end."""
+    return entry.makespan_s or float("inf"), entry.bound_s, len(entry.candidate.changes)
+
+
+def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
+    """Play each entry that can be the best once, then the best ones more; how many were played."""
+    played: dict[tuple[Problem, bool], Planned] = {}
+    best_s = float("inf")
+    for entry in sorted(entries, key=lambda entry: entry.bound_s):
+        if entry.bound_s >= best_s:
+            entry.why = "cannot be faster"
+            continue
+        key = entry.problem, entry.moves
+        if key not in played:
+            played[key] = plan_once(entry.problem, situation.profile, move=entry.moves)
+        entry.planned = played[key]
+        best_s = min(best_s, entry.makespan_s or float("inf"))
+    num_played = len(played)
+    for entry in _worth_refining(entries):
+        planned, count = plan_well(
+            entry.problem, situation.profile, move=entry.moves, budget=budget // _NUM_REFINED
+        )
+        num_played += count
+        before = entry.planned
+        if before is None or _quality(planned) < _quality(before):
+            entry.planned = planned
+    return num_played
+
+
+def _worth_refining(entries: Sequence[Entry]) -> list[Entry]:
+    """Of the best problems the entry that leaves the planner free, best first."""
+    ranked = sorted((entry for entry in entries if entry.planned is not None), key=_rank)
+    problems = list(dict.fromkeys(entry.problem for entry in ranked))[:_NUM_REFINED]
+    return [next(entry for entry in entries if entry.problem == each) for each in problems]
+
+
+def _quality(planned: Planned) -> tuple[bool, int]:
+    return not planned.complete, planned.makespan
+
+
+def _decided(
+    situation: Situation,
+    unchanged: _Unchanged | None,
+    best: Outcome | None,
+    considered: Sequence[Considered],
+    num_played: int,
+) -> Decision:
+    """The record of `best`, or of no change where there is none."""
+    if unchanged is not None and best is None:
+        best = Outcome(UNCHANGED, check(situation, unchanged.plan), unchanged.iteration_s)
+    if best is None:
+        raise NoFeasiblePlan("no plan for what is left fits into the memory of the devices")
+    told = [msgspec.structs.replace(each, why=each.why or _why(each, best)) for each in considered]
+    if unchanged is not None:
+        row = Considered(
+            name=UNCHANGED, num_groups_changed=0, iteration_s=unchanged.iteration_s, why=""
+        )
+        told.append(msgspec.structs.replace(row, why=_why(row, best)))
+    plan = best.checked.plan
+    return Decision(
+        plan=plan,
+        text=best.checked.text,
+        chosen=best.name,
+        iteration_s=best.iteration_s,
+        no_change_s=None if unchanged is None else unchanged.iteration_s,
+        moved_bytes=_moved_bytes(situation.previous, plan),
+        considered=tuple(told),
+        num_played=num_played,
+    )
+
+
+def _why(each: Considered, best: Outcome) -> str:
+    """Why a candidate that could have been taken was or was not."""
+    if each.name == best.name and each.iteration_s == best.iteration_s:
+        return "chosen"
+    if each.iteration_s is None and each.makespan_s is None:
+        return "memory never has room for all of it"
+    time_s = each.iteration_s or each.makespan_s or 0.0
+    how = "simulated" if each.iteration_s is not None else "planned"
+    return f"{how} {100 * (time_s / best.iteration_s - 1):+.1f} %"
+
+
+def _moved_bytes(previous: Plan, plan: Plan) -> int:
+    return sum(move_bytes(plan.model, move) for move in transfers(previous, plan))
