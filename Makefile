@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -41,6 +41,13 @@ reconfigure: $(VENV)/.run
 bench-language: $(VENV)/.run
 	$(BIN)/python benchmarks/language.py $(if $(FILE),--results $(FILE))
 
+# Production traces played by the simulator; says so where ../shared/data is not there.
+replay: $(VENV)/.bench
+	$(BIN)/python benchmarks/trace_replay.py
+
+bench-simulator: $(VENV)/.run
+	$(BIN)/python benchmarks/simulator.py $(if $(FILE),--results $(FILE))
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find resihp tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -56,4 +63,8 @@ $(VENV)/.run: requirements.txt pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.run
 	$(PIP) -r requirements-dev.txt
+	touch $@
+
+$(VENV)/.bench: requirements-bench.txt $(VENV)/.run
+	$(PIP) -r requirements-bench.txt
 	touch $@
