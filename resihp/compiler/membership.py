@@ -1,19 +1,23 @@
 """Which live ranks form the groups of the replicas that are kept (section 6.1 of the paper).
 
-With all survivors equally fast, Eq. 3 and 4 choose the largest power of two of them. Standby ranks
-take the places of lost ones first, and what a power of two leaves over becomes standby.
+Eq. 3 and 4 choose the degree and the members of a group, spare ranks take the places of lost and
+slow ones (`spares`), and each takes the seat in which it can keep most of what it holds (`seats`).
+What no group needs is standby.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
+from resihp.compiler.locality import neighbours
 from resihp.compiler.reconfigure import lines_to
 from resihp.compiler.seats import seats
 from resihp.compiler.sources import State, spell_layers
+from resihp.compiler.spares import Demand, Rate, Wanting, nominal_rate, share_out
 from resihp.ir.model import Group, GroupName, Mesh, Reshard
 
 __all__ = ["Regrouped", "Shortage", "regroup"]
@@ -40,69 +44,96 @@ def regroup(
     state: State,
     mesh: Mesh,
     min_degrees: Mapping[GroupName, int],
+    *,
+    speeds: Mapping[int, float] | None = None,
+    rate: Rate = nominal_rate,
+    node_of: Callable[[int], int] | None = None,
+    grow: bool = False,
 ) -> Regrouped | list[Shortage]:
-    """Form all `groups` again from the ranks `alive`, or say which of them cannot be formed.
+    """Form all `groups` from the ranks `alive`, or say which of them cannot be formed.
 
-    `min_degrees` are powers of two, the TP degrees below which a device's memory does not suffice
-    (k_min of Eq. 3). A group that lost nobody and fits stays as it is.
+    Ranks of `groups` that are not alive are gaps, so a group that is to come back may name none
+    that is, and groups of the plan before that are not among `groups` are dropped. `min_degrees`
+    are powers of two, the TP degrees below which a device's memory does not suffice (k_min of
+    Eq. 3; 1 where none is given). `speeds` are throughputs of slow ranks relative to a healthy
+    one. With `node_of` a group takes spare ranks of its own nodes only (`locality`). A group that
+    has lost nobody, has no slow member and fits stays as it is, unless it is to `grow`: then every
+    group below the mesh's TP degree may take spare ranks.
     """
-    survivors = {g.name: [rank for rank in g.ranks if rank in alive] for g in groups}
-    touched = [g for g in groups if len(survivors[g.name]) < max(g.tp, min_degrees[g.name])]
-    pool = set(alive.difference(*(g.ranks for g in groups)))
-    degrees = _degrees(touched, survivors, len(pool), mesh.tp, min_degrees)
-    if degrees is None:
-        return [
-            _too_few(group, len(survivors[group.name]), min_degrees[group.name])
-            for group in touched
-            if len(survivors[group.name]) < min_degrees[group.name]
-        ]
+    speeds = speeds or {}
+    pool = alive.difference(chain.from_iterable(group.ranks for group in groups))
+    wanting = [
+        Wanting(group, tuple(rank for rank in group.ranks if rank in alive), least)
+        for group in groups
+        for least in (min_degrees.get(group.name, 1),)
+        if group.tp < least
+        or (grow and group.tp < mesh.tp)
+        or not alive.issuperset(group.ranks)
+        or not speeds.keys().isdisjoint(group.ranks)
+    ]
+
+    def speed_of(rank: int) -> float:
+        return speeds.get(rank, 1.0)
+
     formed: dict[GroupName, Group] = {}
-    # Groups that shrink come first: those that grow may take the members they leave over.
-    for group in sorted(touched, key=lambda g: degrees[g.name] > len(survivors[g.name])):
-        own, tp = survivors[group.name], degrees[group.name]
-        ranks = seats(state, group.name, group.layers, [*own, *pool], tp)
-        pool.update(own)
-        pool.difference_update(ranks)
-        formed[group.name] = msgspec.structs.replace(group, ranks=ranks)
+    shortages: list[Shortage] = []
+    for some, spare in neighbours(wanting, pool, mesh, node_of):
+        demands = share_out(some, spare, mesh.tp, speed_of, rate)
+        if demands is None:
+            shortages += [_too_few(want) for want in some if len(want.own) < want.least]
+        elif not shortages:
+            formed.update(_seated(some, demands, spare, state, speed_of, node_of))
+    if shortages:
+        return shortages
+    new = tuple(formed.get(group.name, group) for group in groups)
+    free = pool.union(*(want.own for want in wanting))
     return Regrouped(
-        groups=tuple(formed.get(group.name, group) for group in groups),
-        reshards=lines_to(state, formed.values()),
-        standby=tuple(sorted(pool)),
+        groups=new,
+        reshards=lines_to(state, new, node_of=node_of),
+        standby=tuple(sorted(free.difference(*(group.ranks for group in formed.values())))),
     )
 
 
-def _degrees(
-    touched: Sequence[Group],
-    survivors: Mapping[GroupName, Sequence[int]],
-    num_spare: int,
-    max_degree: int,
-    min_degrees: Mapping[GroupName, int],
-) -> dict[GroupName, int] | None:
-    """TP degree of each touched group, the smallest raised first; None when ranks are too few."""
-    degrees = {
-        group.name: max(_power_of_two(len(survivors[group.name])), min_degrees[group.name])
-        for group in touched
-    }
-    num_spare += sum(len(survivors[name]) - degree for name, degree in degrees.items())
-    if num_spare < 0:
-        return None
-    while raisable := [
-        name for name, degree in degrees.items() if degree <= min(num_spare, max_degree // 2)
-    ]:
-        smallest = min(raisable, key=lambda name: (degrees[name], name))
-        num_spare -= degrees[smallest]
-        degrees[smallest] *= 2
-    return degrees
+def _seated(
+    wanting: Sequence[Wanting],
+    demands: Mapping[GroupName, Demand],
+    spare: frozenset[int],
+    state: State,
+    speed_of: Callable[[int], float],
+    node_of: Callable[[int], int] | None,
+) -> dict[GroupName, Group]:
+    """The groups with what each demands, of the ranks that do those that move least.
+
+    Who asks for the fastest ranks comes first, and of these who leaves some over: then any fast
+    enough ranks will do. A group takes what another wants to keep only where nothing else is left.
+    """
+
+    def turn(want: Wanting) -> tuple[float, bool, GroupName]:
+        demand = demands[want.group.name]
+        return -demand.speed, demand.num_spares > 0, want.group.name
+
+    formed: dict[GroupName, Group] = {}
+    owned = {want.group.name: set(want.own) for want in wanting}
+    for want in sorted(wanting, key=turn):
+        group, (degree, speed, _) = want.group, demands[want.group.name]
+        spare = spare.union(owned.pop(group.name))
+        fast = [rank for rank in sorted(spare) if speed_of(rank) >= speed]
+        for name, ranks in sorted(owned.items(), key=lambda item: demands[item[0]].speed):
+            given = [rank for rank in sorted(ranks, key=speed_of) if speed_of(rank) >= speed]
+            given = given[: max(0, degree - len(fast))]
+            fast += given
+            owned[name] = ranks.difference(given)
+            spare = spare.union(given)
+        members = seats(state, group.name, group.layers, fast, degree, node_of=node_of)
+        formed[group.name] = msgspec.structs.replace(group, ranks=members)
+        spare = spare.difference(members)
+    return formed
 
 
-def _power_of_two(limit: int) -> int:
-    """The largest power of two up to `limit`; 0 below 1."""
-    return 1 << (limit.bit_length() - 1) if limit > 0 else 0
-
-
-def _too_few(group: Group, num_alive: int, min_degree: int) -> Shortage:
+def _too_few(want: Wanting) -> Shortage:
+    num_alive, group = len(want.own), want.group
     has = f"{num_alive} live rank{'' if num_alive == 1 else 's'}"
-    needs = "1" if min_degree == 1 else f"{min_degree} for its memory"
+    needs = "1" if want.least == 1 else f"{want.least} for its memory"
     return Shortage(
         group.name,
         f"{group.name} (layers {spell_layers(group)}) has {has} of its own, needs {needs}, and too "

@@ -1,0 +1,197 @@
+"""Who gets spare ranks, against all ways to share them out, and the groups that come of it."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_cases import MESHES, adaptation_findings, layout, random_layout
+from plan_cases import plan_of
+
+from resihp.compiler.membership import Regrouped, regroup
+from resihp.compiler.sources import State
+from resihp.compiler.spares import Wanting, share_out
+from resihp.compiler.subgroup import best_subgroup
+from resihp.ir.model import Group, LayerRange
+
+MAX_DEGREE = 4
+SPEEDS = (1.0, 1.0, 1.0, 0.75, 0.5, 0.3)
+
+
+def group_of(number: int, ranks: tuple[int, ...]) -> Group:
+    return Group(replica=0, pp=number, ranks=ranks, layers=(LayerRange(number, number),))
+
+
+def random_case(rng: random.Random) -> tuple[list[Wanting], list[int], dict[int, float]]:
+    """Two or three groups, up to seven ranks in all."""
+    num_ranks, num_groups = rng.randint(2, 7), rng.randint(2, 3)
+    places = [rng.randint(0, num_groups) for _ in range(num_ranks)]
+    wanting = [
+        Wanting(
+            group_of(number, own := tuple(r for r, at in enumerate(places) if at == number)),
+            own,
+            rng.choice((1, 1, 2)),
+        )
+        for number in range(num_groups)
+    ]
+    pool = [rank for rank, place in enumerate(places) if place == num_groups]
+    return wanting, pool, {rank: rng.choice(SPEEDS) for rank in range(num_ranks)}
+
+
+def floors_of(wanting: list[Wanting], speeds: dict[int, float]) -> list[float]:
+    found = [best_subgroup(w.own, speeds.__getitem__, k_min=w.least) for w in wanting]
+    return [0.0 if best is None else best.throughput for best in found]
+
+
+def best_shares(wanting: list[Wanting], speeds: dict[int, float]) -> list[float] | None:
+    """The rates, slowest first, that no sharing beats slowest first; no group gets worse."""
+    floors = floors_of(wanting, speeds)
+    found: list[list[float]] = []
+    for places in product(range(len(wanting) + 1), repeat=len(speeds)):
+        rates: list[float] = []
+        for number, want in enumerate(wanting):
+            ranks = [rank for rank, place in enumerate(places) if place == number]
+            if len(ranks) < want.least or len(ranks) not in (1, 2, 4):
+                break
+            rate = len(ranks) * min(speeds[rank] for rank in ranks)
+            if rate < floors[number] - 1e-9:
+                break
+            rates.append(rate)
+        else:
+            found.append(sorted(rates))
+    return max(found, default=None)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32))
+def test_spare_ranks_go_where_the_slowest_groups_gain_most(seed):
+    """Against all ways to share: feasible alike, and the rates, slowest first, are the best."""
+    wanting, pool, speeds = random_case(random.Random(seed))
+    demands = share_out(wanting, pool, MAX_DEGREE, speeds.__getitem__)
+    best = best_shares(wanting, speeds)
+    if demands is None:
+        assert best is None
+        return
+    assert best is not None
+    rates = sorted(demand.degree * demand.speed for demand in demands.values())
+    if num_used(wanting, speeds) == len(speeds):
+        assert rates == pytest.approx(sorted(floors_of(wanting, speeds)))
+    else:
+        assert rates == pytest.approx(best)
+
+
+def num_used(wanting: list[Wanting], speeds: dict[int, float]) -> int:
+    """How many ranks the groups use when each keeps to its own."""
+    found = [best_subgroup(w.own, speeds.__getitem__, k_min=w.least) for w in wanting]
+    return sum(best.tp for best in found if best is not None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(MESHES), st.sampled_from([None, 2, 4]))
+def test_groups_of_any_speeds_and_losses_are_formed_as_promised(seed, mesh, per_node):
+    """Sound after the plan before, no rank twice, none slower than its own survivors were."""
+    rng = random.Random(seed)
+    previous = random_layout(rng, mesh, 2 * mesh.pp + 2)
+    lost = frozenset(rng.sample(range(mesh.world), rng.choice((0, 1, 2))))
+    speeds = {r: rng.choice((0.3, 0.5, 0.8)) for r in rng.sample(range(mesh.world), 2)}
+    state = State(previous, lost)
+    alive = frozenset(range(mesh.world)) - lost
+    if any(True for _ in state.lost_parts()):
+        return
+    node_of = None if per_node is None else (lambda rank: rank // per_node)
+    outcome = regroup(
+        previous.groups,
+        alive,
+        state,
+        mesh,
+        {},
+        speeds=speeds,
+        node_of=node_of,
+        grow=rng.random() < 0.5,
+    )
+
+    def speed_of(rank: int) -> float:
+        return 0.0 if rank in lost else speeds.get(rank, 1.0)
+
+    if not isinstance(outcome, Regrouped):
+        gone = {g.name for g in previous.groups if lost.issuperset(g.ranks)}
+        assert gone & {shortage.group for shortage in outcome}
+        return
+    new = layout(mesh, previous.model.layers, outcome.groups, lost)
+    assert new.standby == outcome.standby
+    assert (
+        adaptation_findings(msgspec.structs.replace(new, reconfigure=outcome.reshards), previous)
+        == []
+    )
+    for before, after in zip(previous.groups, outcome.groups, strict=True):
+        own = best_subgroup(before.ranks, speed_of)
+        assert own is None or after.tp * min(map(speed_of, after.ranks)) >= own.throughput - 1e-9
+
+
+def test_a_slow_member_gives_its_seat_to_a_spare():
+    """Rank 1 at half speed goes, rank 4 of the dropped replica holds the same shard."""
+    healthy = plan_of(tp=2, pp=1, dp=3)
+    lost = frozenset({5})
+    groups = healthy.groups[:2]
+    alive = frozenset(range(6)) - lost
+    outcome = regroup(groups, alive, State(healthy, lost), healthy.mesh, {}, speeds={0: 0.5})
+    assert isinstance(outcome, Regrouped)
+    assert [group.ranks for group in outcome.groups] == [(4, 1), (2, 3)]
+    assert (outcome.reshards, outcome.standby) == ((), (0,))
+
+
+def test_slow_ranks_are_the_last_to_be_taken():
+    """Two spares, one slow: the lost member's seat goes to the healthy one."""
+    healthy = plan_of(tp=2, pp=1, dp=3)
+    groups, lost = healthy.groups[:2], frozenset({1})
+    outcome = regroup(
+        groups, frozenset(range(6)) - lost, State(healthy, lost), healthy.mesh, {}, speeds={5: 0.9}
+    )
+    assert isinstance(outcome, Regrouped)
+    assert outcome.groups[0].ranks == (0, 4)
+    assert outcome.standby == (5,)
+
+
+def test_a_spare_of_another_node_is_not_taken():
+    """Rank 4 is free, but the group's node has ranks 0..3."""
+    healthy = plan_of(tp=2, pp=1, dp=3)
+    groups, lost = healthy.groups[:2], frozenset({1})
+    alive = frozenset(range(6)) - lost
+    outcome = regroup(
+        groups, alive, State(healthy, lost), healthy.mesh, {}, node_of=lambda rank: rank // 4
+    )
+    assert isinstance(outcome, Regrouped)
+    assert outcome.groups[0].ranks == (0,)
+    assert outcome.standby == (4, 5)
+
+
+def test_a_group_whose_node_is_gone_goes_whole_to_another():
+    """Both members of dp0.pp0 are lost; the dropped replica's node has two."""
+    healthy = plan_of(tp=2, pp=1, dp=3)
+    groups, lost = healthy.groups[:2], frozenset({0, 1})
+    alive = frozenset(range(6)) - lost
+    outcome = regroup(
+        groups, alive, State(healthy, lost), healthy.mesh, {}, node_of=lambda rank: rank // 2
+    )
+    assert isinstance(outcome, Regrouped)
+    assert outcome.groups[0].ranks == (4, 5)
+
+
+def test_a_rate_of_ones_own_decides_which_group_is_slowest():
+    """Both lost one of two; the spare goes to the one that holds more layers."""
+    healthy = plan_of(tp=2, pp=2, dp=3)
+    lost = frozenset({1, 2, 9, 10, 11})
+    outcome = regroup(
+        healthy.groups[:4],
+        frozenset(range(12)) - lost,
+        State(healthy, lost),
+        healthy.mesh,
+        {},
+        rate=lambda group, degree, speed: degree * speed / (1 + group.pp),
+    )
+    assert isinstance(outcome, Regrouped)
+    assert [group.tp for group in outcome.groups] == [1, 2, 2, 2]
