@@ -12,6 +12,7 @@ from plan_generator import as_schedule, generate
 from random_prices import random_lengths, random_pricing
 from slow_player import slow_play
 
+from resihp.compiler import facts_of
 from resihp.compiler.cluster import Health
 from resihp.compiler.costs import Lengths
 from resihp.compiler.pricing import Pricing
@@ -20,6 +21,7 @@ from resihp.errors import UserError
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Op, Plan
 from resihp.ir.transfers import transfers_of
+from resihp.ir.verify.memory import peaks_of
 
 
 def assert_agrees(
@@ -136,3 +138,23 @@ def test_instruction_times_do_not_overlap_in_a_lane():
     simulation = simulate(plan, random_pricing(plan, random.Random(8)))
     same = np.diff(simulation.arrays.lane) == 0
     assert (simulation.start[1:][same] >= simulation.end[:-1][same] - 1e-12).all()
+
+
+def test_peaks_of_memory_are_those_of_the_verifier():
+    for seed in range(60):
+        rng = random.Random(seed)
+        plan = generate(rng)
+        simulation = simulate(plan, random_pricing(plan, rng))
+        peaks = {peak.group.name: peak.num_bytes for peak in simulation.peaks()}
+        assert peaks == peaks_of(lanes_of(plan), facts_of(plan))
+
+
+def test_memory_over_time_rises_to_the_peak_at_its_instruction_and_ends_with_the_state():
+    plan = plan_of(tp=1, pp=2, dp=2, microbatches=3)
+    simulation = simulate(plan, random_pricing(plan, random.Random(2)))
+    for peak in simulation.peaks():
+        seconds, in_use = simulation.memory_over_time(peak.group.name)
+        assert (np.diff(seconds) >= 0).all()
+        assert in_use.max() == peak.num_bytes
+        assert seconds[int(in_use.argmax())] == peak.start_s
+        assert in_use[-1] == facts_of(plan).stages[peak.group.name][0].state_bytes

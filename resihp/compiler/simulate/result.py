@@ -8,15 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from resihp.compiler.facts import facts_of
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate.course import Course
 from resihp.compiler.simulate.prices import Places, lane_groups
 from resihp.compiler.simulate.times import Floats, Prices, Times
+from resihp.errors import UserError
 from resihp.ir.arrays import Arrays, Ints
-from resihp.ir.model import Group, GroupName, Level, Op, Plan
+from resihp.ir.model import Group, GroupName, Instr, Level, Op, Plan
 from resihp.ir.timeline import Timeline
+from resihp.ir.verify.fast.memory import Kept, Usage, usage_of
+from resihp.ir.verify.fast.messages import prove_channel_order
 
-__all__ = ["GroupTime", "Simulation"]
+__all__ = ["GroupTime", "Peak", "Simulation"]
 
 
 class GroupTime(NamedTuple):
@@ -29,6 +33,17 @@ class GroupTime(NamedTuple):
     """The rest of the iteration but for `reduce_grads` and `step`."""
     utilisation: float
     """Share of the iteration that it is busy."""
+
+
+class Peak(NamedTuple):
+    """The most that one member of a group needs, and where."""
+
+    group: Group
+    num_bytes: int
+    position: int
+    """Of the instruction in the group's stream."""
+    instr: Instr
+    start_s: float
 
 
 class Simulation:
@@ -112,11 +127,64 @@ class Simulation:
         total_s, rows = self.iteration_s, list[GroupTime]()
         busy: list[float] = self.busy_s.tolist()
         shared: list[float] = self.shared_s.tolist()
-        for group in sorted(self.plan.groups, key=lambda group: (group.pp, group.replica)):
+        for group in self._sorted_groups():
             lane = self.lane_of(group.name)
             bubble_s = total_s - busy[lane] - shared[lane]
             rows.append(GroupTime(group, busy[lane], bubble_s, busy[lane] / total_s))
         return rows
+
+    @cached_property
+    def memory(self) -> Usage:
+        """Bytes in use on a member of each lane's group, by the rules of the verifier.
+
+        The sizes are those of `facts_of`. Raises UserError for sizes beyond all machines, and for
+        a plan whose channels are out of order.
+        """
+        course = self.course
+        ordered = prove_channel_order(course.messages)
+        usage = None
+        if ordered is not None:
+            parts = course.arrays, course.held, course.work, course.tensors, ordered, course.pairs
+            usage = usage_of(Kept(*parts), facts_of(self.plan))
+        if usage is None:
+            raise UserError("the memory of the plan cannot be told; `resihp verify` tells why")
+        return usage
+
+    def peaks(self) -> list[Peak]:
+        """Of every group of the plan, position by position."""
+        lanes, usage = self.arrays.lanes, self.memory
+        rows: list[Peak] = []
+        for group in self._sorted_groups():
+            lane = self.lane_of(group.name)
+            first, end = int(lanes.start[lane]), int(lanes.start[lane + 1])
+            at = first + int(usage.during[first:end].argmax())
+            num_bytes = int(usage.during[at] + usage.state[lane])
+            instr = self._bodies[group.name][at - first]
+            rows.append(Peak(group, num_bytes, at - first, instr, float(self.start[at])))
+        return rows
+
+    def memory_over_time(self, name: GroupName) -> tuple[Floats, Ints]:
+        """(seconds, bytes in use from then on) on a member of a group, ascending in time.
+
+        What an instruction takes it has from its start on, what it gives back until its end.
+        """
+        lane = self.lane_of(name)
+        part = slice(*self.arrays.lanes.start[lane : lane + 2].tolist())
+        during = self.memory.during[part] + self.memory.state[lane]
+        seconds = np.stack((self.start[part], self.end[part]), axis=1).ravel()
+        after = during - self.memory.given[part]
+        return seconds, np.stack((during, after), axis=1).ravel()
+
+    @cached_property
+    def _bodies(self) -> dict[GroupName, tuple[Instr, ...]]:
+        return {
+            GroupName(replica, stream.pp): stream.body
+            for stream in self.plan.streams
+            for replica in stream.replicas
+        }
+
+    def _sorted_groups(self) -> list[Group]:
+        return sorted(self.plan.groups, key=lambda group: (group.pp, group.replica))
 
     def timeline(self) -> Timeline:
         """Start and end of every group's instructions, in seconds.
@@ -128,7 +196,7 @@ class Simulation:
         ends: list[float] = self.end.tolist()
         parts = [slice(*cut) for cut in pairwise(cuts)]
         of_lane = [(starts[part], ends[part]) for part in parts]
-        names = sorted((group.name for group in self.plan.groups), key=lambda name: name[::-1])
+        names = [group.name for group in self._sorted_groups()]
         chosen = {name: of_lane[self.lane_of(name)] for name in names}
         return Timeline(
             {name: start for name, (start, _) in chosen.items()},

@@ -42,10 +42,12 @@ def play(course: Course, prices: Prices, late: Floats | None = None) -> Times:
         late = _lateness(course, elapsed, prices.delay)
     count = np.diff(course.position, append=len(prices.duration))
     start = np.repeat(late[: course.num_entries], count)
+    # Sums of the same numbers, so that rounding never lets an instruction end after the next starts.
+    end = start + elapsed[1:]
     start += elapsed[:-1]
     if course.arrays.plan.level is Level.PLAN:
-        _step_together(course, start)
-    return Times(start, start + prices.duration)
+        _step_together(course, prices.duration, start, end)
+    return Times(start, end)
 
 
 def _lateness(course: Course, elapsed: Floats, delay: Floats) -> Floats:
@@ -101,7 +103,8 @@ def _met_at(course: Course, stage: int, late: Floats, elapsed: Floats) -> float:
     return float((late[members] + elapsed[course.position[members + 1]]).max())
 
 
-def _step_together(course: Course, start: Floats) -> None:
+def _step_together(course: Course, duration: Floats, start: Floats, end: Floats) -> None:
     """`step` is the last instruction of every lane and waits for all of them."""
     last = course.arrays.lanes.start[1:] - 1
     start[last] = start[last].max()
+    end[last] = start[last] + duration[last]

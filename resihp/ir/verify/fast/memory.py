@@ -19,7 +19,7 @@ from resihp.ir.verify.fast.grid import Work
 from resihp.ir.verify.fast.messages import Messages, Tensors
 from resihp.ir.verify.fast.stages import Held
 
-__all__ = ["prove_memory"]
+__all__ = ["Kept", "Usage", "prove_memory", "usage_of"]
 
 _LARGEST_SUM = 1 << 62
 
@@ -54,11 +54,28 @@ class _Account:
         self.given[first_of_pairs + 1] += self.given[first_of_pairs]
         self.given[first_of_pairs] = 0
 
-    def peaks(self, lanes: Lanes) -> Ints:
-        """The most that is in use at any instruction, for each lane that has one."""
+    def in_use(self) -> Ints:
+        """What is in use at each instruction; each lane ends with as much as it begins with."""
         in_use = np.cumsum(self.taken)
         in_use[1:] -= np.cumsum(self.given)[:-1]
-        return np.maximum.reduceat(in_use, lanes.start[:-1][np.diff(lanes.start) > 0])
+        return in_use
+
+
+class Usage(NamedTuple):
+    """Bytes on one member of each group, by the rules of `resihp.ir.verify.memory`."""
+
+    state: Ints
+    """Always in use, one entry per lane."""
+    during: Ints
+    """In use beside the state while each instruction runs."""
+    given: Ints
+    """Given back when it ends."""
+
+    def peaks(self, lanes: Lanes) -> Ints:
+        """The most that is in use at any instruction, for each lane that has one."""
+        has_instrs = np.diff(lanes.start) > 0
+        peaks = np.maximum.reduceat(self.during, lanes.start[:-1][has_instrs])
+        return peaks + self.state[has_instrs]
 
 
 class Kept(NamedTuple):
@@ -76,10 +93,18 @@ class Kept(NamedTuple):
 
 def prove_memory(kept: Kept, facts: Facts, capacity: int) -> bool:
     """Whether no lane ever needs more than `capacity` bytes."""
+    usage = usage_of(kept, facts)
+    if usage is None or (usage.state > capacity).any():
+        return False
+    return bool((usage.peaks(kept.arrays.lanes) <= capacity).all())
+
+
+def usage_of(kept: Kept, facts: Facts) -> Usage | None:
+    """What is in use at every instruction; None for sizes whose sums an integer cannot hold."""
     lanes, held, work = kept.arrays.lanes, kept.held, kept.work
     sizes = _sizes(lanes, facts)
-    if sizes is None or (sizes.state > capacity).any():
-        return False
+    if sizes is None:
+        return None
     account = _Account(lanes.num_instrs)
     entry = held.entry(work.lane, np.arange(len(held.number))[:, None])
     released, grad = sizes.released[entry], sizes.grad[entry]
@@ -93,8 +118,7 @@ def prove_memory(kept: Kept, facts: Facts, capacity: int) -> bool:
     if len(kept.messages.send):
         _keep_buffers(account, kept, sizes)
     account.overlap(kept.pairs)
-    has_instrs = np.diff(lanes.start) > 0
-    return bool((account.peaks(lanes) + sizes.state[has_instrs] <= capacity).all())
+    return Usage(sizes.state, account.in_use(), account.given)
 
 
 def _sizes(lanes: Lanes, facts: Facts) -> _Sizes | None:
