@@ -55,6 +55,7 @@ VERBS = {
     "verify": Verb("resihp.cli.verify", "prove that plans can run, or say why not", light=True),
     "explain": Verb("resihp.cli.explain", "tell what a diagnostic code means", light=True),
     "fmt": Verb("resihp.cli.fmt", "write plans in the canonical form", light=True),
+    "plan": Verb("resihp.cli.plan", "make the plan of a healthy job", light=True),
     "lower": Verb("resihp.cli.lower", "make the plan of a schedule", light=True),
     "show": Verb("resihp.cli.show", "draw what a plan does over time", light=True),
     "expand": Verb("resihp.cli.expand", "list the program of one rank", light=True),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from resihp.compiler.incidents import Incidents
     from resihp.compiler.models import Model
     from resihp.compiler.pricing import Pricing
-    from resihp.ir.model import Plan
+    from resihp.ir.model import Mesh, Plan
 
 __all__ = [
     "MAX_LENGTHS_BYTES",
@@ -35,8 +35,11 @@ __all__ = [
     "lengths_of",
     "model_of",
     "model_of_plan",
+    "positive",
     "precision_of",
     "pricing_of",
+    "size_of",
+    "smallest_cluster",
 ]
 
 MAX_LENGTHS_BYTES = 1 << 27
@@ -155,11 +158,15 @@ def default_cluster(plan: Plan) -> Cluster:
     A device needs the memory that the plan states, or else room for its share of the parameters,
     gradients and moments. Raises UserError where no preset is large enough.
     """
+    return smallest_cluster(model_of_plan(plan), plan.mesh, plan.memory_bytes)
+
+
+def smallest_cluster(model: Model, mesh: Mesh, memory_bytes: int | None) -> Cluster:
+    """As `default_cluster`, for a job that has no plan yet."""
     from resihp.compiler.cluster import CLUSTERS
 
-    mesh = plan.mesh
-    share = _STATE_BYTES_PER_PARAMETER * model_of_plan(plan).num_parameters
-    needed_bytes = plan.memory_bytes or share // max(mesh.tp * mesh.pp, 1)
+    share = _STATE_BYTES_PER_PARAMETER * model.num_parameters
+    needed_bytes = memory_bytes or share // max(mesh.tp * mesh.pp, 1)
     by_size = sorted(CLUSTERS.values(), key=lambda cluster: cluster.num_devices)
     for cluster in by_size:
         if cluster.num_devices >= mesh.world and cluster.device.memory_bytes >= needed_bytes:
@@ -238,6 +245,23 @@ def pricing_of(plan: Plan, args: argparse.Namespace) -> Pricing:
         model_of_plan(plan), cluster, precision=precision_of(args, plan), max_tp=plan.mesh.tp
     )
     return Pricing(plan.model, costs, cluster, health)
+
+
+def positive(option: str, value: int) -> int:
+    """`value` of `option`. Raises UserError unless it is 1 or more."""
+    if value < 1:
+        raise UserError(f"{option} {value}: must be at least 1; nearest valid: 1")
+    return value
+
+
+def size_of(option: str, text: str) -> int:
+    """Bytes of a size such as 40GiB. Raises UserError."""
+    from resihp.config.sizes import parse_size
+
+    try:
+        return positive(option, parse_size(text))
+    except ValueError as error:
+        raise UserError(f"{option} {text}: {error}") from None
 
 
 def _documents(line: bytes, where: str, most_tokens: int) -> list[int]:

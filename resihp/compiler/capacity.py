@@ -11,7 +11,7 @@ from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Group, GroupName, Plan
 from resihp.ir.verify.memory import peaks_of
 
-__all__ = ["Oversized", "oversized"]
+__all__ = ["Oversized", "oversized", "peak_bytes"]
 
 
 class Oversized(NamedTuple):
@@ -34,19 +34,27 @@ def oversized(plan: Plan) -> list[Oversized]:
     capacity = plan.memory_bytes
     if capacity is None:
         return []
+    peaks = peak_bytes(plan)
+    return [
+        Oversized(group, peaks[group.name], capacity)
+        for group in plan.groups
+        if peaks[group.name] > capacity
+    ]
+
+
+def peak_bytes(plan: Plan) -> dict[GroupName, int]:
+    """The most that each member of each group of a lowered plan needs at once."""
     # Replicas of a kind keep the same alive, so one of each is enough to look at.
     kinds = kinds_of(plan)
     facts = facts_of(plan)
     peaks = peaks_of(lanes_of(plan, {kind.first for kind in kinds}), facts)
     first_of = {replica: kind.first for kind in kinds for replica in kind.replicas}
     state = {name: sum(s.state_bytes for s in sizes) for name, sizes in facts.stages.items()}
-    found: list[Oversized] = []
+    found: dict[GroupName, int] = {}
     for group in plan.groups:
         first = GroupName(first_of[group.replica], group.pp)
         # How many sums of gradients there are follows from the numbers of the micro-batches too.
-        needed = peaks[first] - state[first] + state[group.name]
-        if needed > capacity:
-            found.append(Oversized(group, needed, capacity))
+        found[group.name] = peaks[first] - state[first] + state[group.name]
     return found
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
 from resihp.compiler.capacity import oversized
 from resihp.compiler.lower import lower
 from resihp.compiler.partition import ranges_of
-from resihp.compiler.schedules import placed
+from resihp.compiler.schedules import Placed, placed
 from resihp.compiler.work import home_work, ordered
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Group, LayerRange, Mesh, ModelShape, Plan, Precision
 
-__all__ = ["initial_plan", "split_layers"]
+__all__ = ["initial_plan", "laid_out", "split_layers"]
 
 
 def initial_plan(
@@ -26,13 +30,38 @@ def initial_plan(
     """The plan of a healthy job: rank (replica * pp + position) * tp + i is member i of its group.
 
     Each group runs as many stages as the schedule has where nothing is said, or `num_chunks`.
+    Layers are split evenly; `resihp.compiler.healthy` splits them by cost.
 
     Raises UserError for an unknown schedule, a number of stages per group that it does not have,
     or fewer layers than stages, and NoFeasiblePlan when a device of `memory_bytes` cannot hold
     what its group needs.
     """
     stages = placed(schedule, mesh.pp, num_chunks)
+    header = Plan(
+        model=model,
+        mesh=mesh,
+        batch=batch,
+        groups=(),
+        streams=(),
+        schedule=schedule,
+        memory_bytes=memory_bytes,
+        precision=precision,
+    )
     layers = split_layers(model.layers, sum(map(len, stages)))
+    plan = lower(laid_out(header, stages, layers))
+    too_big = oversized(plan)
+    if too_big:
+        raise NoFeasiblePlan(str(too_big[0]))
+    return plan
+
+
+def laid_out(header: Plan, stages: Placed, layers: Sequence[LayerRange]) -> Plan:
+    """The schedule of a healthy job that `header` begins: its groups, and who runs what in order.
+
+    `stages` are those of each position, `layers` those of each stage.
+    """
+    mesh = header.mesh
+    assert header.schedule is not None
     groups = tuple(
         Group(
             replica=replica,
@@ -43,21 +72,8 @@ def initial_plan(
         for replica in range(mesh.dp)
         for pp, held in enumerate(stages)
     )
-    plan = Plan(
-        model=model,
-        mesh=mesh,
-        batch=batch,
-        groups=groups,
-        streams=(),
-        memory_bytes=memory_bytes,
-        precision=precision,
-    )
-    work = home_work(range(mesh.dp), batch.microbatches)
-    plan = lower(ordered(plan, schedule, work))
-    too_big = oversized(plan)
-    if too_big:
-        raise NoFeasiblePlan(str(too_big[0]))
-    return plan
+    work = home_work(range(mesh.dp), header.batch.microbatches)
+    return ordered(msgspec.structs.replace(header, groups=groups), header.schedule, work)
 
 
 def split_layers(num_layers: int, num_stages: int) -> list[LayerRange]:

@@ -19,7 +19,15 @@ from resihp.compiler.facts import sharded_parameters
 from resihp.errors import UserError
 from resihp.ir.model import ModelShape
 
-__all__ = ["MODELS", "LayerFlops", "Model", "find_model", "head_flops_per_token", "layer_flops"]
+__all__ = [
+    "MODELS",
+    "LayerFlops",
+    "Model",
+    "find_model",
+    "head_flops_per_token",
+    "layer_flops",
+    "training_flops",
+]
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +89,18 @@ def layer_flops(model: Model) -> LayerFlops:
 def head_flops_per_token(model: Model) -> float:
     """Of the language-model head's F, and as much of its B and of its W."""
     return 2.0 * model.table_parameters
+
+
+def training_flops(model: Model, tokens: int, pairs: int) -> float:
+    """FLOPs that one micro-batch needs for F, B and W, nothing computed twice.
+
+    `tokens` are those of the micro-batch and `pairs` the sum of its squared document lengths.
+    """
+    layer = layer_flops(model)
+    linear = 3 * layer.linear_per_token * tokens
+    attention = 3 * layer.attention_per_pair * pairs
+    head = 3 * head_flops_per_token(model) * tokens
+    return model.shape.layers * (linear + attention) + head
 
 
 def _model(

@@ -1,0 +1,151 @@
+"""`resihp plan`: the plan of a healthy job."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Literal
+
+from resihp.cli import described
+from resihp.cli.plan_files import add_output, write_plan
+from resihp.errors import UserError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from resihp.compiler.healthy import Recipe
+    from resihp.compiler.models import Model
+    from resihp.compiler.pricing import Pricing
+    from resihp.ir.model import Plan
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    described.add_model(parser)
+    for name, what in (
+        ("tp", "ranks of a tensor-parallel group"),
+        ("pp", "positions in the pipeline"),
+        ("dp", "replicas"),
+    ):
+        parser.add_argument(f"--{name}", type=int, required=True, metavar="N", help=what)
+    parser.add_argument(
+        "--microbatches", type=int, required=True, metavar="N", help="per replica and step"
+    )
+    parser.add_argument("--tokens", type=int, required=True, metavar="N", help="per micro-batch")
+    parser.add_argument(
+        "--schedule", default="1f1b", metavar="NAME", help="order of the work (default: 1f1b)"
+    )
+    parser.add_argument(
+        "--chunks", type=int, metavar="N", help="stages per position (default: the schedule's)"
+    )
+    parser.add_argument(
+        "--layers",
+        default="auto",
+        metavar="auto|even|10,10,10,10",
+        help="of each stage: split so that the slowest is as fast as can be (auto, default), "
+        "evenly, or as given",
+    )
+    described.add_cluster(parser)
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="of a device, such as 40GiB (default: what the cluster's devices have)",
+    )
+    parser.add_argument(
+        "--transport", metavar="NAME", help="that the plan has to end under (default: edge)"
+    )
+    add_output(parser)
+    parser.epilog = (
+        "The plan is verified; what is predicted of it is told on stderr. "
+        "Exit status: 0 done, 1 findings, 2 wrong use, 4 the model does not fit."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the plan, verify it, write it and tell what is predicted."""
+    from resihp.compiler.healthy import healthy_plan
+
+    model = described.model_of(args.model)
+    recipe, pricing = _asked(model, args)
+    plan = healthy_plan(recipe, pricing)
+    if _has_errors(plan):
+        return 1
+    write_plan(plan, args)
+    print(_summary(plan, model, pricing), file=sys.stderr)
+    return 0
+
+
+def _asked(model: Model, args: argparse.Namespace) -> tuple[Recipe, Pricing]:
+    """What the command line asks for, and the prices of the cluster."""
+    from resihp.compiler.cluster import Health
+    from resihp.compiler.costs import CostModel
+    from resihp.compiler.healthy import Recipe, check_degrees
+    from resihp.compiler.pricing import Pricing
+    from resihp.ir.model import Batch, Mesh
+
+    mesh = Mesh(tp=args.tp, pp=args.pp, dp=args.dp)
+    memory = None if args.memory is None else described.size_of("--memory", args.memory)
+    if args.cluster is None:
+        cluster = described.smallest_cluster(model, mesh, memory)
+    else:
+        cluster = described.cluster_of(args.cluster, 1)
+    check_degrees(model.shape, mesh, cluster)
+    precision = args.precision or "fp32"
+    costs = CostModel.of_description(model, cluster, precision=precision, max_tp=mesh.tp)
+    recipe = Recipe(
+        mesh=mesh,
+        batch=Batch(
+            microbatches=described.positive("--microbatches", args.microbatches),
+            tokens=described.positive("--tokens", args.tokens),
+        ),
+        schedule=args.schedule,
+        num_chunks=args.chunks,
+        layers=_layers(args.layers),
+        precision=precision,
+        memory_bytes=memory or cluster.device.memory_bytes,
+        transport=args.transport,
+    )
+    return recipe, Pricing(model.shape, costs, cluster, Health())
+
+
+def _layers(text: str) -> tuple[int, ...] | Literal["auto", "even"]:
+    if text == "auto" or text == "even":
+        return text
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        raise UserError(f"--layers {text}: wanted is auto, even or a list such as 10,10,10,10")
+    return tuple(map(int, words))
+
+
+def _has_errors(plan: Plan) -> bool:
+    """Whether the verifier finds errors; whatever it finds is printed."""
+    from resihp.compiler.facts import facts_of
+    from resihp.ir.parser import parse
+    from resihp.ir.printer import print_plan
+    from resihp.ir.render import render_text
+    from resihp.ir.verify import has_errors, verify
+
+    parsed = parse(print_plan(plan))
+    findings = verify(parsed, facts=facts_of)
+    if findings:
+        print(render_text(findings, parsed.text, "<plan>"), file=sys.stderr)
+    return has_errors(findings)
+
+
+def _summary(plan: Plan, model: Model, pricing: Pricing) -> str:
+    """Two lines: what the plan is, and what is predicted."""
+    from resihp.compiler.prediction import predict
+
+    mesh, cluster = plan.mesh, pricing.cluster.cluster
+    layers = sorted(each for group in plan.groups[: mesh.pp] for each in group.layers)
+    counts = ",".join(str(each.last - each.first + 1) for each in layers)
+    found = predict(plan, model, pricing)
+    capacity = "" if plan.memory_bytes is None else f" of {plan.memory_bytes / (1 << 30):.0f}"
+    return (
+        f"{plan.model.name} in {plan.precision} on {cluster.name} ({mesh.world} of "
+        f"{cluster.nodes * cluster.gpus_per_node} devices): {plan.schedule}, layers {counts}\n"
+        f"iteration {found.iteration_s:.3g} s, {found.tokens_per_s:.3g} tokens/s, "
+        f"{found.flops_share:.0%} of the peak FLOPs, bubble {found.bubble_share:.1%}, memory "
+        f"{found.peak_bytes / (1 << 30):.1f}{capacity} GiB ({found.fullest})"
+    )

@@ -1,0 +1,200 @@
+"""The healthy plan of given degrees: layers split by cost within memory; choices that cannot be."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from plan_cases import findings
+
+from resihp.cli import main
+from resihp.compiler.capacity import peak_bytes
+from resihp.compiler.cluster import CLUSTERS, Health
+from resihp.compiler.costs import CostModel, Lengths
+from resihp.compiler.healthy import Recipe, degrees_of, healthy_plan
+from resihp.compiler.models import MODELS, Model
+from resihp.compiler.prediction import predict
+from resihp.compiler.pricing import Pricing
+from resihp.compiler.schedules import SCHEDULES
+from resihp.errors import NoFeasiblePlan, UserError
+from resihp.ir.model import Batch, Mesh, ModelShape
+from resihp.ir.parser import parse
+
+A100 = CLUSTERS["a100-32x8"]
+QWEN = MODELS["qwen2.5-7b"]
+BATCH = Batch(microbatches=4, tokens=64)
+LONG = Batch(microbatches=4, tokens=4096)
+
+
+def small(layers: int, vocab: int) -> Model:
+    """A model whose head is worth as many layers as its vocabulary says."""
+    sizes = {"hidden": 64, "heads": 8, "kv_heads": 8, "ffn": 128}
+    return Model(shape=ModelShape(name="small", layers=layers, vocab=vocab, **sizes))
+
+
+def pricing_of(model: Model, precision="bf16") -> Pricing:
+    costs = CostModel.of_description(model, A100, precision=precision)
+    return Pricing(model.shape, costs, A100, Health())
+
+
+def recipe(tp=1, pp=2, dp=1, **changes) -> Recipe:
+    return replace(Recipe(mesh=Mesh(tp=tp, pp=pp, dp=dp), batch=BATCH), **changes)
+
+
+def counts_of(plan) -> list[int]:
+    """Layers of each stage."""
+    ranges = sorted({each for group in plan.groups for each in group.layers})
+    return [each.last - each.first + 1 for each in ranges]
+
+
+def position_times(plan, pricing) -> list[float]:
+    """F + B + W of each position."""
+    lengths = Lengths.of([plan.batch.tokens])
+    return [
+        sum(
+            sum(cost.seconds(lengths) for cost in pricing.stage(layers, group.tp))
+            for layers in group.layers
+        )
+        for group in plan.groups
+        if group.replica == 0
+    ]
+
+
+@given(st.integers(1, 4), st.integers(0, 5), st.sampled_from([16, 2000, 20000]), st.data())
+@settings(max_examples=40, deadline=None)
+def test_no_split_that_fits_has_a_faster_slowest_stage(pp, more, vocab, data):
+    """All splits are tried, in any memory that some split fits in."""
+    pricing = pricing_of(small(pp + more, vocab))
+    every = [
+        split
+        for split in itertools.product(range(1, pp + more + 1), repeat=pp)
+        if sum(split) == pp + more
+    ]
+    plans = [healthy_plan(recipe(pp=pp, layers=split), pricing) for split in every]
+    peaks = [max(peak_bytes(plan).values()) for plan in plans]
+    memory = data.draw(st.sampled_from(sorted(set(peaks))))
+    best = min(
+        max(position_times(plan, pricing))
+        for plan, peak in zip(plans, peaks, strict=True)
+        if peak <= memory
+    )
+    found = healthy_plan(recipe(pp=pp, memory_bytes=memory), pricing)
+    assert max(position_times(found, pricing)) == pytest.approx(best)
+    assert max(peak_bytes(found).values()) <= memory
+    with pytest.raises(NoFeasiblePlan, match="nor do other splits"):
+        healthy_plan(recipe(pp=pp, memory_bytes=min(peaks) - 1), pricing)
+
+
+def test_the_stage_with_a_large_head_gets_fewer_layers():
+    """The head of Qwen2.5-7B is worth more than two layers."""
+    pricing = pricing_of(QWEN)
+    auto, even = (
+        healthy_plan(recipe(4, 4, 2, layers=layers, batch=LONG), pricing)
+        for layers in ("auto", "even")
+    )
+    assert counts_of(even) == [7, 7, 7, 7]
+    assert counts_of(auto) == [8, 7, 7, 6]
+    times = [predict(plan, QWEN, pricing).iteration_s for plan in (auto, even)]
+    assert times[0] < times[1]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_has_its_stages_split_by_cost(schedule):
+    """The verifier has nothing against them, and no position is much slower than another."""
+    pricing = pricing_of(QWEN)
+    asked = recipe(2, 4, 2, schedule=schedule, precision="bf16", memory_bytes=80 << 30)
+    plan = healthy_plan(asked, pricing)
+    assert findings(plan) == []
+    times = position_times(plan, pricing)
+    assert max(times) / min(times) < 8 / 6
+
+
+def test_a_split_may_be_given_stage_by_stage():
+    """Or it is answered with what is wrong with it, and an even one."""
+    pricing = pricing_of(small(8, 16))
+    assert counts_of(healthy_plan(recipe(pp=3, layers=(2, 5, 1)), pricing)) == [2, 5, 1]
+    for wrong in ((2, 6), (2, 5, 2), (0, 7, 1)):
+        with pytest.raises(UserError, match=r"need 8 in all; an even split is 3,3,2"):
+            healthy_plan(recipe(pp=3, layers=wrong), pricing)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ((3, 1, 1), r"tp=3 must be a power of two; nearest valid: 2 \(1, 2, 4 are\)"),
+        ((8, 1, 1), r"tp=8 must divide heads=28; nearest valid: 4"),
+        ((1, 29, 1), r"pp=29: qwen2.5-7b has 28 layers; nearest valid: 28"),
+        ((4, 4, 17), r"are 272 devices and a100-32x8 has 256; nearest valid: dp=16"),
+        ((4, 0, 1), r"pp=0 must be at least 1"),
+        ((-2, 1, 1), r"tp=-2 must be at least 1"),
+    ],
+)
+def test_degrees_that_cannot_be_are_answered_with_the_nearest(degrees, message):
+    """Heads, layers, devices."""
+    with pytest.raises(UserError, match=message):
+        healthy_plan(recipe(*degrees), pricing_of(QWEN))
+    assert degrees_of(QWEN.shape) == [1, 2, 4]
+
+
+def test_more_work_than_is_verified_is_refused_before_it_is_made():
+    """With the most that would be."""
+    batch = Batch(microbatches=10**9, tokens=64)
+    with pytest.raises(UserError, match="nearest valid"):
+        healthy_plan(recipe(batch=batch), pricing_of(QWEN))
+
+
+def test_the_share_of_peak_flops_is_nearly_the_efficiency_where_nobody_waits():
+    """One device, 60 % of whose peak linear layers reach and attention less."""
+    plan = healthy_plan(recipe(pp=1, batch=LONG, precision="bf16"), pricing_of(QWEN))
+    found = predict(plan, QWEN, pricing_of(QWEN))
+    assert found.bubble_share == pytest.approx(0.0, abs=1e-9)
+    assert 0.5 < found.flops_share < 0.6
+    assert found.tokens_per_s == pytest.approx(4 * 4096 / found.iteration_s)
+
+
+def plan(*argv: str) -> int:
+    """`resihp plan` of a small share of the cluster."""
+    mesh = ["--tp", "4", "--pp", "4", "--dp", "2", "--microbatches", "8", "--tokens", "2048"]
+    return main(["plan", "--model", "llama2-13b", *mesh, *argv])
+
+
+def test_the_verb_writes_a_verified_plan_and_tells_what_to_expect(capsys):
+    """The plan on stdout, the prediction on stderr."""
+    assert plan("--precision", "bf16", "--schedule", "zb-h1") == 0
+    written = capsys.readouterr()
+    made = parse(written.out).plan
+    assert (made.precision, made.schedule, made.memory_bytes) == ("bf16", "zb-h1", 80 << 30)
+    assert findings(made) == []
+    assert "llama2-13b in bf16 on a100-32x8 (32 of 256 devices): zb-h1, layers 10,10" in written.err
+    assert "bubble" in written.err
+
+
+def test_the_verb_writes_json_by_name(tmp_path):
+    """Other programs read it."""
+    file = tmp_path / "x.json"
+    assert plan("--precision", "bf16", "-o", str(file), "--transport", "rank") == 0
+    assert main(["verify", str(file)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (["--layers", "10,x"], 2, "--layers 10,x: wanted is auto, even or a list"),
+        (["--schedule", "1fib"], 2, "did you mean 1f1b?"),
+        (["--chunks", "3"], 2, "schedule 1f1b with 3 stages per position: nearest valid: 1"),
+        (["--memory", "80GB"], 2, "--memory 80GB: must be a whole number and KiB"),
+        (["--memory", "1GiB"], 4, "a larger tp or pp needs less"),
+        (["--cluster", "b200"], 2, "is no preset"),
+        (["--microbatches", "0"], 2, "--microbatches 0: must be at least 1"),
+        (["--dp", "4096"], 2, "no preset has 65536 devices"),
+        (["--transport", "pigeon"], 2, "unknown transport"),
+        (["--model", "gpt"], 2, "model 'gpt' is none of"),
+    ],
+)
+def test_the_verb_answers_wrong_use_in_words(capsys, argv, status, message):
+    """What, and what would do."""
+    assert plan(*argv) == status
+    assert message in capsys.readouterr().err
