@@ -158,3 +158,13 @@ def test_memory_over_time_rises_to_the_peak_at_its_instruction_and_ends_with_the
         assert in_use.max() == peak.num_bytes
         assert seconds[int(in_use.argmax())] == peak.start_s
         assert in_use[-1] == facts_of(plan).stages[peak.group.name][0].state_bytes
+
+
+def test_tokens_a_second_are_those_of_the_lengths():
+    plan = plan_of(tp=1, pp=2, dp=2, microbatches=3)
+    pricing = random_pricing(plan, random.Random(2))
+    lengths = [Lengths.of([number + 1, 2]) for number in range(6)]
+    simulation = simulate(plan, pricing, lengths=lengths)
+    assert simulation.tokens_per_s * simulation.iteration_s == pytest.approx(21 + 12)
+    nominal = simulate(plan, pricing)
+    assert nominal.tokens_per_s * nominal.iteration_s == pytest.approx(6 * 32)

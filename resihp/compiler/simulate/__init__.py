@@ -26,7 +26,7 @@ from resihp.compiler.costs import Lengths
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate.contention import contend, loads_of
 from resihp.compiler.simulate.course import course_of
-from resihp.compiler.simulate.prices import kinds_of, places_of, prices_of
+from resihp.compiler.simulate.prices import kinds_of, lengths_of, places_of, prices_of
 from resihp.compiler.simulate.result import Simulation
 from resihp.compiler.simulate.times import play
 from resihp.ir.model import Plan
@@ -50,13 +50,13 @@ def simulate(
     Raises UserError for a plan that the verifier has findings about, or that needs a lost rank.
     """
     places = places_of(plan, pricing)
-    if not contention:
-        course = course_of(plan, kinds_of(plan, pricing, places, lengths))
-        prices = prices_of(course, pricing, places, lengths)
-        return Simulation(course, pricing, places, prices, play(course, prices))
     # Replicas that are alike may still share links.
-    course = course_of(plan, np.arange(plan.mesh.dp).reshape(1, -1))
+    apart = np.arange(plan.mesh.dp).reshape(1, -1)
+    course = course_of(plan, apart if contention else kinds_of(plan, pricing, places, lengths))
     prices = prices_of(course, pricing, places, lengths)
-    contended = contend(course, prices, loads_of(course, pricing, places))
-    prices = prices._replace(delay=contended.delay)
-    return Simulation(course, pricing, places, prices, play(course, prices, contended.late))
+    late = None
+    if contention:
+        late, delay = contend(course, prices, loads_of(course, pricing, places))
+        prices = prices._replace(delay=delay)
+    num_tokens = float(lengths_of(plan, lengths)[0].sum())
+    return Simulation(course, pricing, places, prices, play(course, prices, late), num_tokens)

@@ -57,7 +57,10 @@ def places_of(plan: Plan, pricing: Pricing) -> Places:
     if not slowest.all():
         group = groups[int(np.argmin(slowest))]
         lost = next(rank for rank in group.ranks if rank in pricing.health.lost)
-        raise UserError(f"rank {lost} is lost, and {group.name} of the plan needs it")
+        raise UserError(
+            f"rank {lost} is lost, and {group.name} of the plan needs it; `resihp adapt` makes a "
+            f"plan without it"
+        )
     names = [group.name for group in groups]
     at = np.array([(name.pp, name.replica) for name in names]).T
     speed = np.ones((plan.mesh.pp, plan.mesh.dp))

@@ -54,9 +54,17 @@ class Simulation:
     """
 
     def __init__(
-        self, course: Course, pricing: Pricing, places: Places, prices: Prices, times: Times
+        self,
+        course: Course,
+        pricing: Pricing,
+        places: Places,
+        prices: Prices,
+        times: Times,
+        num_tokens: float,
     ) -> None:
         self.course = course
+        self.num_tokens = num_tokens
+        """Of all micro-batches together."""
         self.pricing = pricing
         self.places = places
         self.prices = prices
@@ -85,9 +93,8 @@ class Simulation:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the global batch, at the batch's nominal size."""
-        batch = self.plan.batch
-        return self.plan.mesh.dp * batch.microbatches * batch.tokens / self.iteration_s
+        """Of the global batch."""
+        return self.num_tokens / self.iteration_s
 
     @cached_property
     def _op(self) -> Ints:

@@ -42,7 +42,7 @@ def play(course: Course, prices: Prices, late: Floats | None = None) -> Times:
         late = _lateness(course, elapsed, prices.delay)
     count = np.diff(course.position, append=len(prices.duration))
     start = np.repeat(late[: course.num_entries], count)
-    # Sums of the same numbers, so that rounding never lets an instruction end after the next starts.
+    # Sums of the same numbers: rounding never lets an instruction end after the next one starts.
     end = start + elapsed[1:]
     start += elapsed[:-1]
     if course.arrays.plan.level is Level.PLAN:

@@ -1,0 +1,106 @@
+"""`resihp simulate`: a readable page and JSON, and clear words where there is nothing to play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from plan_cases import plan_of
+
+from resihp.cli import main
+from resihp.compiler.simulate.report import Report
+from resihp.ir.printer import print_plan
+
+
+@pytest.fixture
+def plan_file(tmp_path, monkeypatch) -> str:
+    """A plan of four groups of two, as a file in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.plan").write_text(print_plan(plan_of()))
+    return "a.plan"
+
+
+def report(capsys, *arguments: str) -> Report:
+    assert main(["simulate", "--format", "json", *arguments]) == 0
+    return msgspec.json.decode(capsys.readouterr().out, type=Report)
+
+
+def test_the_page_names_time_bubbles_memory_and_the_busiest_group(plan_file, capsys):
+    assert main(["simulate", plan_file]) == 0
+    page = capsys.readouterr().out
+    for word in ("iteration", "tokens/s", "bubble s", "utilisation", "busiest", "memory", "pp1"):
+        assert word in page
+
+
+def test_json_has_the_figures_of_every_group(plan_file, capsys):
+    found = report(capsys, plan_file)
+    assert [group.group for group in found.groups] == ["dp0.pp0", "dp1.pp0", "dp0.pp1", "dp1.pp1"]
+    assert all(group.busy_s + group.bubble_s <= found.iteration_s for group in found.groups)
+    assert all(0 < group.peak_bytes <= found.memory_bytes for group in found.groups)
+
+
+def test_a_slow_rank_makes_its_group_the_busiest(plan_file, capsys):
+    healthy, slowed = report(capsys, plan_file), report(capsys, plan_file, "--slow", "rank=6:0.5")
+    assert slowed.iteration_s > healthy.iteration_s
+    assert max(slowed.groups, key=lambda group: group.busy_s).group == "dp1.pp1"
+
+
+def test_lengths_set_the_time_of_every_micro_batch(plan_file, capsys):
+    """Half as many tokens take less time; lines that are too long are refused."""
+    Path("short").write_text("[8, 8]\n")
+    assert report(capsys, plan_file, "--lengths", "short").compute_s < (
+        report(capsys, plan_file).compute_s
+    )
+    Path("long").write_text("[33]\n")
+    assert main(["simulate", plan_file, "--lengths", "long"]) == 2
+    assert "long:1: 33 tokens" in capsys.readouterr().err
+
+
+def test_transfers_between_nodes_are_told_and_may_queue(plan_file, capsys):
+    """Nodes of two devices: every tensor crosses."""
+    Path("c.toml").write_text(
+        '[cluster]\nname = "pairs"\nnodes = 4\ngpus_per_node = 2\n'
+        "[device]\nmemory_gib = 1\nbf16_tflops = 1\nfp32_tflops = 1\n"
+        "[intra_node]\ngb_per_s = 1\nlatency_us = 1\n"
+        "[inter_node]\ngb_per_s = 1e-3\nlatency_us = 1\n"
+    )
+    free = report(capsys, plan_file, "--cluster", "c.toml")
+    assert [(link.source, link.target) for link in free.links] == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    queued = report(capsys, plan_file, "--cluster", "c.toml", "--contention")
+    assert queued.iteration_s > free.iteration_s
+    assert main(["simulate", plan_file, "--cluster", "c.toml"]) == 0
+    assert "node 0 -> 1" in capsys.readouterr().out
+
+
+def test_a_lost_rank_in_the_plan_is_named(plan_file, capsys):
+    assert main(["simulate", plan_file, "--fail", "rank=5"]) == 2
+    assert "rank 5 is lost, and dp1.pp0" in capsys.readouterr().err
+
+
+def test_a_plan_with_findings_is_not_played(plan_file, capsys):
+    text = Path(plan_file).read_text()
+    Path("broken.plan").write_text(text.replace("  send_act 1\n", "", 1))
+    assert main(["simulate", "broken.plan"]) == 1
+    shown = capsys.readouterr()
+    assert "RHP4" in shown.err
+    assert not shown.out
+
+
+def test_a_schedule_is_played_too(plan_file, capsys):
+    """Without reductions and updates, which a schedule does not name."""
+    lines = Path(plan_file).read_text().splitlines()
+    kept = [
+        line
+        for line in lines
+        if not line.strip().startswith(("send", "recv", "reduce", "step", "scatter", "gather"))
+    ]
+    Path("a.schedule").write_text("\n".join(kept).replace("plan 1", "schedule 1", 1) + "\n")
+    found = report(capsys, "a.schedule")
+    assert found.level == "schedule"
+    assert found.iteration_s == found.compute_s
+
+
+def test_the_page_fits_a_terminal(plan_file, capsys):
+    assert main(["simulate", plan_file, "--slow", "rank=3:0.7"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
