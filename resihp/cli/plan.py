@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from resihp.cli import described
 from resihp.cli.plan_files import add_output, write_plan
@@ -12,7 +12,7 @@ from resihp.errors import UserError
 if TYPE_CHECKING:
     import argparse
 
-    from resihp.compiler.healthy import Recipe
+    from resihp.compiler.healthy import Recipe, Split
     from resihp.compiler.models import Model
     from resihp.compiler.pricing import Pricing
     from resihp.ir.model import Plan
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layers",
         default="auto",
-        metavar="auto|even|10,10,10,10",
-        help="of each stage: split so that the slowest is as fast as can be (auto, default), "
-        "evenly, or as given",
+        metavar="auto|balanced|even|10,10,10,10",
+        help="of each stage: the fastest split by simulation (auto, default), the one whose "
+        "slowest stage is as fast as can be, an even one, or as given",
     )
     described.add_cluster(parser)
     parser.add_argument(
@@ -109,12 +109,12 @@ def _asked(model: Model, args: argparse.Namespace) -> tuple[Recipe, Pricing]:
     return recipe, Pricing(model.shape, costs, cluster, Health())
 
 
-def _layers(text: str) -> tuple[int, ...] | Literal["auto", "even"]:
-    if text == "auto" or text == "even":
+def _layers(text: str) -> tuple[int, ...] | Split:
+    if text == "auto" or text == "balanced" or text == "even":
         return text
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
-        raise UserError(f"--layers {text}: wanted is auto, even or a list such as 10,10,10,10")
+        raise UserError(f"--layers {text}: wanted is auto, balanced, even or a list such as 10,10")
     return tuple(map(int, words))
 
 

@@ -3,34 +3,43 @@
 A stage is as slow as its layers and, on the last one, the head; with a vocabulary of 152,064 that
 is worth more than two layers. So the last stage gets fewer layers (an exact min-max over the
 positions of the pipeline, `resihp.compiler.partition`), and no position gets more than its devices
-can hold under the schedule.
+can hold under the schedule. With few micro-batches it matters more which stage has to reduce most
+gradients when all is done, so of several splits the one that simulates fastest is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from contextlib import suppress
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from resihp.compiler.capacity import oversized
 from resihp.compiler.cluster import Cluster
-from resihp.compiler.costs import Lengths, OpCost
+from resihp.compiler.costs import Lengths
 from resihp.compiler.layout import laid_out, split_layers
+from resihp.compiler.links import reduce_seconds
 from resihp.compiler.lower import lower
 from resihp.compiler.partition import StageTime, partition, ranges_of
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.schedules import Placed, placed
+from resihp.compiler.simulate import simulate
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, LayerRange, Mesh, ModelShape, Op, Plan, Precision
 from resihp.ir.verify.ranges import MAX_INSTRUCTIONS
 from resihp.ir.verify.topology import why_not_degree
 
-__all__ = ["Recipe", "check_degrees", "degrees_of", "healthy_plan"]
+__all__ = ["Recipe", "Split", "check_degrees", "degrees_of", "healthy_plan"]
 
 MAX_TP = 1 << 10
 _INSTRUCTIONS_A_TASK = 11
 """Of one micro-batch at one stage: F, B, W, and four transfers that are cut."""
+
+
+Split = Literal["auto", "balanced", "even"]
+"""Layers as even as possible; or so that the slowest position computes as fast as can be; or the
+fastest split by simulation, of these and one that is balanced with the reduction counted."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +50,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str = "1f1b"
     num_chunks: int | None = None
     """Stages per position (None: as many as the schedule has)."""
-    layers: tuple[int, ...] | Literal["auto", "even"] = "auto"
-    """Of each stage, split by cost, or evenly."""
+    layers: tuple[int, ...] | Split = "auto"
+    """Of each stage."""
     precision: Precision = "fp32"
     memory_bytes: int | None = None
     """Of a device; None: as much as needed."""
@@ -59,9 +68,23 @@ def healthy_plan(recipe: Recipe, pricing: Pricing) -> Plan:
     stages = placed(recipe.schedule, recipe.mesh.pp, recipe.num_chunks)
     _check_size(recipe, sum(map(len, stages)))
     # What fits depends on one replica, so one is enough to find the layers.
-    single = Mesh(tp=recipe.mesh.tp, pp=recipe.mesh.pp, dp=1)
-    layers = _layers(_Maker(recipe, single, pricing, stages))
-    return _Maker(recipe, recipe.mesh, pricing, stages).make(layers)
+    single = _Maker(recipe, Mesh(tp=recipe.mesh.tp, pp=recipe.mesh.pp, dp=1), pricing, stages)
+    whole = _Maker(recipe, recipe.mesh, pricing, stages)
+    if recipe.layers == "auto":
+        return _fastest(single, whole)
+    return whole.make(_layers(single, recipe.layers))
+
+
+def _fastest(single: _Maker, whole: _Maker) -> Plan:
+    """Of some splits that fit, the one whose plan takes the least time."""
+    splits = [_balanced(single, single.compute_s), _balanced(single, whole.total_s)]
+    with suppress(NoFeasiblePlan):
+        splits.append(_layers(single, "even"))
+    distinct = dict.fromkeys(map(tuple, splits))
+    plans = [whole.make(layers) for layers in distinct]
+    if len(plans) == 1:
+        return plans[0]
+    return min(plans, key=lambda plan: simulate(plan, whole.pricing).iteration_s)
 
 
 def _check_size(recipe: Recipe, num_stages: int) -> None:
@@ -95,9 +118,10 @@ class _Maker:
         lengths = Lengths.of([recipe.batch.tokens])
         layer, head = pricing.costs.layer[mesh.tp], pricing.costs.head[mesh.tp]
         f, b, w = (cost.seconds(lengths) for cost in layer)
-        self.layer_s = f + b + w
-        self.head_s = _sum(head).seconds(lengths)
         self.cost = {Op.F: f, Op.B: b, Op.W: w, Op.BW: b + w}
+        head_s = sum(cost.seconds(lengths) for cost in head)
+        self.compute_s = _Load(f + b + w, 0.0, head_s)
+        self.total_s = self.compute_s.and_once(_reduce_s(pricing, mesh), recipe.batch.microbatches)
 
     def make(self, layers: Sequence[LayerRange]) -> Plan:
         schedule = laid_out(self.header, self.stages, layers)
@@ -105,13 +129,44 @@ class _Maker:
         return lower(schedule, scatter=scatter, cost=self.cost)
 
 
-def _layers(maker: _Maker) -> list[LayerRange]:
-    """As the recipe says, within memory."""
-    said, num_layers = maker.recipe.layers, maker.pricing.shape.layers
+class _Load(NamedTuple):
+    """Seconds of a micro-batch that a position takes, by what it holds."""
+
+    layer: float
+    embedding: float
+    head: float
+
+    def and_once(self, other: _Load, num_microbatches: int) -> _Load:
+        """With the share of what is done once in an iteration."""
+        return _Load(
+            *(mine + its / num_microbatches for mine, its in zip(self, other, strict=True))
+        )
+
+    def extra(self, held: Sequence[int], num_stages: int) -> float:
+        """Beside the layers."""
+        return (self.embedding if 0 in held else 0.0) + (
+            self.head if num_stages - 1 in held else 0.0
+        )
+
+
+def _reduce_s(pricing: Pricing, mesh: Mesh) -> _Load:
+    """Reducing the gradients of a layer, and of each of the tables."""
+    costs, cluster = pricing.costs, pricing.cluster
+    per_node = cluster.cluster.gpus_per_node
+    layer, table = (
+        reduce_seconds(cluster, mesh.dp, num_bytes / mesh.tp, per_node)
+        for num_bytes in (costs.layer_parameter_bytes, costs.table_parameter_bytes)
+    )
+    return _Load(layer, table, table)
+
+
+def _layers(maker: _Maker, said: tuple[int, ...] | Split) -> list[LayerRange]:
+    """As is said, within memory."""
+    num_layers = maker.pricing.shape.layers
     num_stages = sum(map(len, maker.stages))
-    if said == "auto":
-        return _balanced(maker)
-    if said == "even":
+    if said == "balanced":
+        return _balanced(maker, maker.compute_s)
+    if isinstance(said, str):
         layers = split_layers(num_layers, num_stages)
     else:
         _check_layers(said, num_layers, num_stages)
@@ -122,20 +177,20 @@ def _layers(maker: _Maker) -> list[LayerRange]:
     return layers
 
 
-def _balanced(maker: _Maker) -> list[LayerRange]:
-    """The partition with the smallest largest time of a position that fits."""
+def _balanced(maker: _Maker, load: _Load) -> list[LayerRange]:
+    """The partition with the smallest largest load of a position that fits."""
     num_layers, stages = maker.pricing.shape.layers, maker.stages
     even = _per_position(split_layers(num_layers, sum(map(len, stages))), stages)
     most = [num_layers] * len(stages)
     refusal: str | None = None
     while True:
-        counts = _counts(maker, most, even)
+        counts = _counts(maker, load, most, even)
         if counts is None:
             assert refusal is not None, "as many layers as stages always divide"
             raise NoFeasiblePlan(
                 f"{refusal}; nor do other splits of the layers fit; a larger tp or pp needs less"
             )
-        layers = _in_stages(counts, maker)
+        layers = _in_stages(counts, load, maker.stages)
         too_big = oversized(maker.make(layers))
         if not too_big:
             return layers
@@ -145,15 +200,17 @@ def _balanced(maker: _Maker) -> list[LayerRange]:
             most[each.group.pp] = min(most[each.group.pp], counts[each.group.pp] - 1)
 
 
-def _counts(maker: _Maker, most: Sequence[int], even: Sequence[int]) -> list[int] | None:
+def _counts(
+    maker: _Maker, load: _Load, most: Sequence[int], even: Sequence[int]
+) -> list[int] | None:
     """Layers of each position, at least one for each of its stages."""
     # A stage's first layer is given; the others are shared out.
     rest = [len(held) - 1 for held in maker.stages]
     num_stages = sum(map(len, maker.stages))
     times = [
         StageTime(
-            per_layer=maker.layer_s,
-            extra=given * maker.layer_s + (maker.head_s if num_stages - 1 in held else 0.0),
+            per_layer=load.layer,
+            extra=given * load.layer + load.extra(held, num_stages),
             most_layers=limit - given,
         )
         for held, given, limit in zip(maker.stages, rest, most, strict=True)
@@ -169,14 +226,14 @@ def _per_position(layers: Sequence[LayerRange], stages: Placed) -> list[int]:
     return [sum(sizes[stage] for stage in held) for held in stages]
 
 
-def _in_stages(counts: Sequence[int], maker: _Maker) -> list[LayerRange]:
+def _in_stages(counts: Sequence[int], load: _Load, stages: Placed) -> list[LayerRange]:
     """The layers of each position shared by its stages, so that none of them takes long."""
-    num_stages = sum(map(len, maker.stages))
+    num_stages = sum(map(len, stages))
     sizes = [1] * num_stages
-    for held, count in zip(maker.stages, counts, strict=True):
+    for held, count in zip(stages, counts, strict=True):
+        extra = {stage: load.extra((stage,), num_stages) for stage in held}
         for _ in range(count - len(held)):
-            extra = {stage: maker.head_s if stage == num_stages - 1 else 0.0 for stage in held}
-            fewest = min(held, key=lambda s: (sizes[s] * maker.layer_s + extra[s], s))
+            fewest = min(held, key=lambda s: (sizes[s] * load.layer + extra[s], s))
             sizes[fewest] += 1
     return ranges_of(sizes)
 
@@ -227,10 +284,3 @@ def _why_not(model: ModelShape, degree: int) -> str | None:
     mesh, batch = Mesh(tp=degree, pp=1, dp=1), Batch(microbatches=1, tokens=1)
     bare = Plan(model=model, mesh=mesh, batch=batch, groups=(), streams=())
     return why_not_degree(bare, degree)
-
-
-def _sum(costs: Sequence[OpCost]) -> OpCost:
-    total = OpCost(0.0)
-    for cost in costs:
-        total += cost
-    return total
