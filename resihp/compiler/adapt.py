@@ -72,6 +72,7 @@ def _planned(
         resume=Resume(step=step),
         standby=regrouped.standby,
         lost=tuple(sorted(gone)),
+        returned=(),
         reconfigure=regrouped.reshards,
     )
     work = spread_work(kept, mesh.dp, batch.microbatches)

@@ -18,6 +18,7 @@ from resihp.ir.statements import (
     Order,
     PrecisionName,
     ReconfigureHead,
+    Returned,
     RunHead,
     Standby,
     Statement,
@@ -73,6 +74,11 @@ def _lost(found: _Found, budget: Budget) -> Lost | None:
     return None if ranks is None else Lost(ranks)
 
 
+def _returned(found: _Found, budget: Budget) -> Returned | None:
+    ranks = _numbers(found[1], budget)
+    return None if ranks is None else Returned(ranks)
+
+
 def _model(found: _Found, _: Budget) -> ModelShape:
     name, *sizes = found.groups()
     keys = ModelShape.__struct_fields__[1:]
@@ -111,6 +117,7 @@ _KINDS = {
     "stream": _kind(rf"stream dp={_LIST} pp={_NUMBER}", _stream),
     "standby": _kind(rf"standby {_LIST}", _standby),
     "lost": _kind(rf"lost {_LIST}", _lost),
+    "returned": _kind(rf"returned {_LIST}", _returned),
     **{level: _kind(f"{level} {_NUMBER}", _version(level)) for level in Level},
     "model": _kind(f"model {_NAME} {_SHAPE}", _model),
     "mesh": _kind(f"mesh tp={_NUMBER} pp={_NUMBER} dp={_NUMBER}", _mesh),

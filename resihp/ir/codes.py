@@ -486,8 +486,9 @@ CODES: dict[str, Code] = {
     ),
     "RHP807": Code(
         "lost rank comes back",
-        "A rank that was lost in the previous plan must be lost in this one: its state is gone "
-        "and it must not be trusted.",
+        "A rank that was lost in the previous plan must be lost in this one, or a `returned` line "
+        "must say that it is back with nothing: its state is gone and must not be trusted. "
+        "`returned` names no other ranks.",
         "Its parameters are iterations behind: the run would go on from mixed states.",
     ),
     "RHP808": Code(

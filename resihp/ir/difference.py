@@ -16,7 +16,7 @@ import msgspec
 from resihp.ir.lanes import EDGES, Edge, Lane, MicroBatch, Task
 from resihp.ir.model import Group, GroupName, Op, Plan
 from resihp.ir.source import Parsed
-from resihp.ir.statements import columns_of, spell_layers, spell_size
+from resihp.ir.statements import columns_of, spell_layers, spell_numbers, spell_size
 from resihp.ir.view import View, view_of
 
 __all__ = [
@@ -206,6 +206,8 @@ def _values(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "precision", plan.precision
     if plan.resume is not None:
         yield "resume step", str(plan.resume.step)
+    if plan.returned:
+        yield "returned", spell_numbers(plan.returned)
 
 
 # --- groups and ranks ------------------------------------------------------------------------

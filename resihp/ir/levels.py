@@ -28,6 +28,7 @@ _OF_A_PLAN = (
     "group",
     "standby",
     "lost",
+    "returned",
     "reconfigure",
     "stream",
 )

@@ -291,6 +291,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     resume: Resume | None = None
     standby: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
     reconfigure: tuple[Reshard | Move | Load, ...] = ()
     transport: str | None = None
     precision: Precision = "fp32"

@@ -31,6 +31,7 @@ from resihp.ir.statements import (
     Order,
     PrecisionName,
     ReconfigureHead,
+    Returned,
     Standby,
     Statement,
     StreamHead,
@@ -183,6 +184,7 @@ class _PlanReader(Reader):
         resume, transport = self.once.get("resume"), self.once.get("transport")
         precision = self.once.get("precision")
         standby, lost = self.once.get("standby"), self.once.get("lost")
+        returned = self.once.get("returned")
         version = self.once["plan"]
         assert isinstance(version, Version)
         return Plan(
@@ -196,6 +198,7 @@ class _PlanReader(Reader):
             resume=resume if isinstance(resume, Resume) else None,
             standby=standby.ranks if isinstance(standby, Standby) else (),
             lost=lost.ranks if isinstance(lost, Lost) else (),
+            returned=returned.ranks if isinstance(returned, Returned) else (),
             reconfigure=tuple(self.sources),
             transport=transport.name if isinstance(transport, TransportName) else None,
             precision=precision.name if isinstance(precision, PrecisionName) else "fp32",

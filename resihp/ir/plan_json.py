@@ -80,6 +80,7 @@ class _Document(
     resume: Resume | None = None
     standby: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
     reconfigure: tuple[Reshard | Move | Load, ...] = ()
     streams: tuple[_Stream, ...] = ()
@@ -101,6 +102,7 @@ def print_json(plan: Plan) -> str:
         resume=plan.resume,
         standby=plan.standby,
         lost=plan.lost,
+        returned=plan.returned,
         groups=plan.groups,
         reconfigure=plan.reconfigure,
         streams=tuple(

@@ -20,6 +20,7 @@ from resihp.ir.statements import (
     Order,
     PrecisionName,
     ReconfigureHead,
+    Returned,
     RunHead,
     Standby,
     Statement,
@@ -74,13 +75,15 @@ def _header(plan: Plan) -> list[_Line]:
 
 
 def _places(plan: Plan) -> Iterator[_Line]:
-    if plan.groups or plan.standby or plan.lost:
+    if plan.groups or plan.standby or plan.lost or plan.returned:
         yield _Line()
     yield from map(_of, plan.groups)
     if plan.standby:
         yield _of(Standby(plan.standby))
     if plan.lost:
         yield _of(Lost(plan.lost))
+    if plan.returned:
+        yield _of(Returned(plan.returned))
     if plan.reconfigure:
         yield _Line()
         yield _of(ReconfigureHead())

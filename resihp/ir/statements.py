@@ -39,6 +39,7 @@ __all__ = [
     "ProgramLine",
     "RankHead",
     "ReconfigureHead",
+    "Returned",
     "RunHead",
     "Standby",
     "Statement",
@@ -101,7 +102,13 @@ class Standby(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """`lost 5`: ranks that are gone for good."""
+    """`lost 5`: ranks that are gone."""
+
+    ranks: tuple[int, ...]
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """`returned 5`: ranks that were lost in the plan before and are back, without any state."""
 
     ranks: tuple[int, ...]
 
@@ -160,6 +167,7 @@ Statement = (
     | Group
     | Standby
     | Lost
+    | Returned
     | ReconfigureHead
     | Reshard
     | Move
@@ -182,6 +190,7 @@ KEYWORDS: dict[type, str] = {
     Group: "group",
     Standby: "standby",
     Lost: "lost",
+    Returned: "returned",
     ReconfigureHead: "reconfigure",
     Reshard: "reshard",
     Move: "move",
@@ -307,7 +316,7 @@ def _operands(statement: Statement) -> tuple[str, ...]:
         case Group():
             ranks, layers = spell_numbers(statement.ranks), spell_layers(statement.layers)
             return (str(statement.name), f"ranks={ranks}", f"layers={layers}")
-        case Standby(ranks) | Lost(ranks):
+        case Standby(ranks) | Lost(ranks) | Returned(ranks):
             return (spell_numbers(ranks),)
         case Reshard(layers=layers, source=source, target=target):
             return (f"layers={layers}", str(source), "->", str(target))

@@ -34,6 +34,7 @@ from resihp.ir.statements import (
     ProgramLine,
     RankHead,
     ReconfigureHead,
+    Returned,
     RunHead,
     Standby,
     Statement,
@@ -202,6 +203,8 @@ def _unkeyed(tree: Tree[Token], budget: Budget) -> Statement:
             return Standby(listed(trees(tree)[0], budget))
         case "lost":
             return Lost(listed(trees(tree)[0], budget))
+        case "returned":
+            return Returned(listed(trees(tree)[0], budget))
         case "reconfigure":
             return ReconfigureHead()
         case "run":

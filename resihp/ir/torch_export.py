@@ -54,7 +54,11 @@ def _unsayable(plan: Plan) -> Iterator[str]:
             yield f"group {group.name} has TP degree {group.tp}; a row is one rank"
         if group.ranks != (group.pp,):
             yield f"group {group.name} is rank {group.ranks[0]}; row k is rank k"
-    for what, ranks in (("standby", plan.standby), ("lost", plan.lost)):
+    for what, ranks in (
+        ("standby", plan.standby),
+        ("lost", plan.lost),
+        ("returned", plan.returned),
+    ):
         if ranks:
             yield f"a `{what}` rank ({ranks[0]}); every rank runs a row"
     if plan.resume is not None:

@@ -106,6 +106,7 @@ def _texts(level: Level, single: st.SearchStrategy[Instr]) -> st.SearchStrategy[
         resume=st.none() | st.builds(Resume, step=numbers),
         standby=st.just(()) | rank_lists,
         lost=st.just(()) | rank_lists,
+        returned=st.just(()) | rank_lists,
         reconfigure=st.lists(sources, max_size=3).map(tuple),
         transport=st.none() | transports,
         precision=precisions,

@@ -125,6 +125,27 @@ def test_a_lost_rank_stays_lost():
     assert codes(BEFORE, shrunk(reshards=())) == ["RHP807", "RHP801"]
 
 
+def test_a_returned_rank_needs_everything_anew():
+    """`returned` lets it come back, and what it held before it was lost counts for nothing."""
+    back = msgspec.structs.replace(BEFORE, returned=(7,))
+    assert codes(back, shrunk(reshards=())) == ["RHP801"]
+    whole = msgspec.structs.replace(
+        back, reconfigure=(Reshard(layers=LAST, source=GroupName(0, 1), target=GroupName(1, 1)),)
+    )
+    assert codes(whole, shrunk(reshards=())) == []
+    moved = {move.target for move in transfers(shrunk(reshards=()), whole)}
+    assert moved == {7}
+
+
+def test_only_lost_ranks_return():
+    """Neither a rank that was there, nor one that is lost now."""
+    assert codes(msgspec.structs.replace(BEFORE, returned=(7,))) == ["RHP807"]
+    still = msgspec.structs.replace(shrunk(), returned=(7,), reconfigure=())
+    assert codes(still, shrunk(reshards=())) == ["RHP807"]
+    far = msgspec.structs.replace(BEFORE, returned=(70,))
+    assert codes(far, BEFORE) == ["RHP101"]
+
+
 def test_the_advice_names_a_whole_source():
     """The hint of missing state is a line that would bring it."""
     (finding,) = verify(parse(print_plan(shrunk(reshards=()))), previous=BEFORE)

@@ -156,6 +156,7 @@ words = st.one_of(
             "precision bf16",
             "standby 3,5..7",
             "lost 4",
+            "returned 4,6..8",
             "reconfigure",
             "run",
         ]

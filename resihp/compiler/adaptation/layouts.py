@@ -86,5 +86,6 @@ def on_layout(situation: Situation, layout: Layout) -> Plan:
         resume=None if step is None else Resume(step=step),
         standby=layout.standby,
         lost=layout.lost,
+        returned=tuple(sorted(situation.returned)),
         reconfigure=layout.reconfigure,
     )

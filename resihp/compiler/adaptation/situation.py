@@ -5,6 +5,7 @@ Health, what is lost and what is slow, is part of the prices (`Pricing.health`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 import msgspec
@@ -43,29 +44,37 @@ class Situation:
         pricing: Pricing,
         profile: Profile = ANYTHING,
         resume_step: int | None = None,
+        returned: Collection[int] = (),
     ) -> None:
         """`resume_step` is the interrupted iteration that the new plan redoes.
 
-        Raises UserError for ranks that the job does not have.
+        `returned` are ranks that the plan before has lost and that are back, without any state.
+
+        Raises UserError for ranks that the job does not have, or that return and were not lost.
         """
         self.previous = previous
         self.pricing = pricing
         self.profile = profile
         self.resume_step = resume_step
+        self.returned = frozenset(returned) - pricing.health.lost
         world = previous.mesh.world
         for what, ranks in (("lost", pricing.health.lost), ("slow", pricing.health.speed)):
             unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
             if unknown:
                 raise UserError(f"{what} rank {unknown[0]}: the job's ranks are 0..{world - 1}")
+        never = sorted(self.returned.difference(previous.lost))
+        if never:
+            lost = " ".join(map(str, sorted(previous.lost))) or "none"
+            raise UserError(f"rank {never[0]} cannot return: lost in the plan before is {lost}")
 
     def with_profile(self, profile: Profile) -> Situation:
         """The same, for another one who runs the plan."""
-        return Situation(self.previous, self.pricing, profile, self.resume_step)
+        return Situation(self.previous, self.pricing, profile, self.resume_step, self.returned)
 
     @cached_property
     def lost(self) -> frozenset[int]:
-        """Ranks that were lost before and now."""
-        return frozenset(self.previous.lost) | self.pricing.health.lost
+        """Ranks that were lost before and now, without those that are back."""
+        return frozenset(self.previous.lost) - self.returned | self.pricing.health.lost
 
     @cached_property
     def alive(self) -> frozenset[int]:

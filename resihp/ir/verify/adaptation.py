@@ -14,8 +14,17 @@ __all__ = ["check_adaptation", "check_targets"]
 
 
 def check_targets(parsed: Parsed, findings: Findings) -> None:
-    """RHP802, RHP805 and RHP810, which need no previous plan."""
+    """RHP802, RHP805, RHP810 and a part of RHP807, which need no previous plan."""
     plan = parsed.plan
+    both = sorted(set(plan.returned).intersection(plan.lost))
+    if both:
+        verb = "is" if len(both) == 1 else "are"
+        findings.add(
+            "RHP807",
+            parsed.statement("returned"),
+            f"rank {listed(both)} {verb} lost, so it has not returned",
+            related=(Related("lost here", parsed.statement("lost")),),
+        )
     groups = {group.name: group for group in plan.groups}
     of_rank = {rank: group for group in plan.groups for rank in group.ranks}
     brought: dict[tuple[object, object, int], Span] = {}
@@ -113,14 +122,23 @@ def _check_same_job(parsed: Parsed, previous: Plan, findings: Findings) -> bool:
 
 
 def _check_lost_stay_lost(parsed: Parsed, previous: Plan, findings: Findings) -> None:
-    back = sorted(set(previous.lost) - set(parsed.plan.lost))
+    plan = parsed.plan
+    back = sorted(set(previous.lost).difference(plan.lost, plan.returned))
     if back:
         verb = "was" if len(back) == 1 else "were"
         findings.add(
             "RHP807",
             parsed.statement("lost"),
             f"rank {listed(back)} {verb} lost in the previous plan and must stay lost",
-            hint="a repaired device joins as a new rank",
+            hint=f"if it is back with nothing, say `returned {listed(back)}`",
+        )
+    never = sorted(set(plan.returned).difference(previous.lost))
+    if never:
+        verb = "was" if len(never) == 1 else "were"
+        findings.add(
+            "RHP807",
+            parsed.statement("returned"),
+            f"rank {listed(never)} {verb} not lost in the previous plan, so it cannot return",
         )
 
 

@@ -119,7 +119,14 @@ def check_ranges(parsed: Parsed, findings: Findings) -> None:
 def _check_ranks(parsed: Parsed, findings: Findings) -> None:
     plan, world = parsed.plan, parsed.plan.mesh.world
     lists = [(span, group.ranks) for span, group in zip(parsed.groups, plan.groups, strict=True)]
-    lists += [(parsed.statement("standby"), plan.standby), (parsed.statement("lost"), plan.lost)]
+    lists += [
+        (parsed.statement(keyword), ranks)
+        for keyword, ranks in (
+            ("standby", plan.standby),
+            ("lost", plan.lost),
+            ("returned", plan.returned),
+        )
+    ]
     for span, ranks in lists:
         wrong = [rank for rank in ranks if rank >= world]
         if wrong:
