@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from problem_cases import ROOMY, problem, random_problem, replica
+from slow_engine import SlowEngine
 
 from resihp.compiler.planner.algorithm1 import progress_rule
 from resihp.compiler.planner.balance import balanced, homeless_placed, spread
-from resihp.compiler.planner.engine import Engine, Planned
+from resihp.compiler.planner.engine import Engine
+from resihp.compiler.planner.planned import GREEDY, Planned, Style
 from resihp.compiler.planner.problem import Capacity, Chunks, Problem, Replica, total
 from resihp.compiler.schedules import schedule_order
 from resihp.ir.model import Op
@@ -87,6 +89,31 @@ def test_every_play_runs_everything_once_and_in_order(seed):
 
 
 @given(st.integers(0, 10**9))
+def test_every_play_is_that_of_the_obvious_player(seed):
+    """One heap of events, each replica for itself: the same orders, moves and times."""
+    rng = random.Random(seed)
+    given = random_problem(rng)
+    placing = rng.choice((homeless_placed, balanced))(given)
+    style = rng.choice((GREEDY, Style(0.0), Style(0.5)))
+    delta, guarded = rng.choice((None, 0, 1)), rng.random() < 0.6
+    rule = None if delta is None else progress_rule(delta, guarded=guarded)
+    planned = Engine(given, placing, rule, style).run()
+    assert planned == SlowEngine(given, placing, style, delta, guarded=guarded).run()
+
+
+@given(st.integers(0, 10**9), st.floats(0.5, 1.5))
+def test_a_play_that_takes_too_long_is_given_up(seed, share):
+    """Never one that ends in time."""
+    rng = random.Random(seed)
+    given = random_problem(rng)
+    placing = rng.choice((homeless_placed, balanced))(given)
+    planned = Engine(given, placing).run()
+    limit = round(share * planned.makespan)
+    in_time = planned.makespan <= limit
+    assert Engine(given, placing).run_within(limit) == (planned if in_time else None)
+
+
+@given(st.integers(0, 10**9))
 def test_classes_change_nothing_but_the_time_that_planning_takes(seed):
     """Replicas that are alike, played as one or each for itself: the same orders."""
     rng = random.Random(seed)
@@ -101,6 +128,22 @@ def test_many_equal_replicas_are_played_once():
     """128 healthy replicas share one order."""
     planned = Engine(problem([replica(4)] * 128, 8), {}).run()
     assert len({id(order) for order in planned.orders.values()}) == 1
+
+
+@pytest.mark.parametrize("num_failures", [1, 2, 4])
+def test_more_replicas_cost_nothing_once_there_are_enough_helpers(num_failures):
+    """What is played follows what failed and who helps: the same chunks for 64 and 256 replicas."""
+
+    def num_played(num_replicas: int) -> int:
+        slow = [replica(4, slow={index % 4: 1.5}) for index in range(num_failures)]
+        rows = [*slow, *[replica(4)] * (num_replicas - num_failures)]
+        given = problem(rows, 8)
+        engine = Engine(given, balanced(given))
+        engine.run()
+        return engine.num_started
+
+    one = 3 * 4 * 8
+    assert num_played(64) == num_played(256) <= (1 + num_failures * 5) * one
 
 
 def test_the_work_of_a_lost_stage_goes_to_all_who_can_help():

@@ -11,53 +11,51 @@ work assigned than the giver had.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from resihp.compiler.planner.engine import Engine, Team
-from resihp.compiler.planner.problem import total
+from resihp.compiler.planner.engine import Engine, Migrate
+from resihp.compiler.planner.workers import Worker
 
 __all__ = ["progress_rule"]
 
 
-def progress_rule(delta: int = 0, *, guarded: bool = True) -> Callable[[Engine, int], None]:
+def progress_rule(delta: int = 0, *, guarded: bool = True) -> Migrate:
     """The rule, for `Engine(..., migrate=...)`."""
 
     def migrate(engine: Engine, stage: int) -> None:
+        if guarded and stage in engine.reloaded and not _can_gain(_workers(engine, stage)):
+            engine.reloaded.remove(stage)
+        if guarded and stage not in engine.reloaded:
+            return
         while _migrate_one(engine, stage, delta, guarded=guarded):
             pass
 
     return migrate
 
 
+def _can_gain(workers: list[Worker]) -> bool:
+    """Whether the least loaded, with one more, has less work than the most loaded."""
+    return min(each.load + each.cost for each in workers) < max(each.load for each in workers)
+
+
 def _migrate_one(engine: Engine, stage: int, delta: int, *, guarded: bool) -> bool:
     """Whether a micro-batch moved."""
-    teams = _teams(engine, stage)
-    fastest = max(teams, key=lambda team: (team.num_forward[stage], -team.members[0]))
+    workers = _workers(engine, stage)
+    fastest = max(workers, key=lambda each: (each.num_forward, -each.team.members[0]))
     giving = [
-        team
-        for team in teams
-        if team is not fastest
-        and engine.next_pending(team, stage) is not None
-        and (not guarded or _is_better(engine, team, fastest, stage))
+        each
+        for each in workers
+        if each is not fastest
+        and not (guarded and fastest.load + fastest.cost >= each.load)
+        and engine.next_pending(each) is not None
     ]
     if not giving:
         return False
-    slowest = min(giving, key=lambda team: (team.num_forward[stage], team.members[0]))
-    if fastest.num_forward[stage] - slowest.num_forward[stage] <= delta:
+    slowest = min(giving, key=lambda each: (each.num_forward, each.team.members[0]))
+    if fastest.num_forward - slowest.num_forward <= delta or not fastest.has_room:
         return False
-    if not engine.has_room(fastest, stage):
-        return False
-    engine.move_next(slowest.members[0], stage, fastest.members[0])
+    engine.move_next(slowest.team.members[0], stage, fastest.team.members[0])
     return True
 
 
-def _teams(engine: Engine, stage: int) -> list[Team]:
-    """The classes that have `stage`, each once."""
-    distinct = {id(team): team for team in engine.teams.values()}
-    rows = engine.problem.replicas
-    return [team for team in distinct.values() if rows[team.members[0]].chunks[stage] is not None]
-
-
-def _is_better(engine: Engine, giver: Team, taker: Team, stage: int) -> bool:
-    cost = total(engine.chunks(taker.members[0], stage))
-    return taker.load[stage] + cost < giver.load[stage]
+def _workers(engine: Engine, stage: int) -> list[Worker]:
+    """Those that have `stage`, one of each class."""
+    return [worker for team in engine.teams if (worker := team.workers[stage]).bound > 0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from resihp.compiler.planner.engine import Item
+from resihp.compiler.planner.planned import Item
 from resihp.compiler.planner.problem import Problem, total
 
 __all__ = ["balanced", "homeless_placed", "spread"]

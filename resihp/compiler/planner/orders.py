@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resihp.compiler.planner.engine import Planned
+from resihp.compiler.planner.planned import Planned
 from resihp.ir.model import Instr, Op, Stream
 
 __all__ = ["streams_of"]

@@ -12,13 +12,15 @@ from itertools import product
 
 from resihp.compiler.planner.algorithm1 import progress_rule
 from resihp.compiler.planner.balance import balanced, homeless_placed
-from resihp.compiler.planner.engine import GREEDY, Engine, Item, Planned, Style
+from resihp.compiler.planner.engine import Engine
+from resihp.compiler.planner.planned import GREEDY, Item, Planned, Style
 from resihp.compiler.planner.problem import Problem
 
 __all__ = ["DEFAULT_BUDGET", "num_chunks", "search"]
 
 DEFAULT_BUDGET = 20_000
 """Chunks of work that are played in all beyond the first four plays."""
+_NEVER = 1 << 62
 _STYLES = (GREEDY, Style(overrun=0.0), Style(overrun=0.5))
 
 
@@ -38,7 +40,7 @@ def search(
             break
         left -= cost
         num_played += 1
-        best = _better(best, engine.run())
+        best = _better(best, engine.run_within(_limit(best)))
     assert best is not None
     if move and best.complete:
         tries = max(0, min(300, left // cost))
@@ -53,10 +55,15 @@ def num_chunks(problem: Problem) -> int:
     return 3 * distinct * problem.num_stages * problem.num_microbatches
 
 
-def _better(best: Planned | None, other: Planned) -> Planned:
+def _limit(best: Planned | None) -> int:
+    """Plays that take longer than this cannot win."""
+    return best.makespan if best is not None and best.complete else _NEVER
+
+
+def _better(best: Planned | None, other: Planned | None) -> Planned | None:
     """Complete before incomplete, then the shorter, then the one that moves less."""
-    if best is None:
-        return other
+    if best is None or other is None:
+        return best or other
     return min(best, other, key=lambda plan: (not plan.complete, plan.makespan, plan.num_moved))
 
 
@@ -93,8 +100,9 @@ def _climb(problem: Problem, best: Planned, tries: int) -> Planned:
         if placing is None:
             return best
         bound, style = rng.choice(bounds), rng.choice(_STYLES)
-        other = Engine(problem._replace(in_flight=bound), placing, style=style).run()
-        if other.complete and other.makespan <= best.makespan:
+        engine = Engine(problem._replace(in_flight=bound), placing, style=style)
+        other = engine.run_within(best.makespan)
+        if other is not None and other.complete:
             best = other
     return best
 
