@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
-from resihp.cli.plan_files import parse_text, read_text, report
+from resihp.cli.plan_files import parse_text, read_text, report, write_text
+from resihp.errors import UserError
 
 if TYPE_CHECKING:
     import argparse
+
+    from resihp.ir.drawing.scene import Scene
+    from resihp.ir.source import Parsed
 
 __all__ = ["add_arguments", "run"]
 
@@ -15,20 +20,102 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("file", metavar="PLAN", help="plan file, or - for stdin")
-    parser.add_argument("--width", type=int, help="columns to use (default: those of the terminal)")
+    parser.add_argument(
+        "--format",
+        choices=("text", "svg", "trace", "json"),
+        default="text",
+        help="trace is a Chrome trace, which Perfetto opens",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="(default: standard output)")
+    parser.add_argument(
+        "--replicas",
+        metavar="0,3..5",
+        help="replicas to draw (default: one of each kind, as long as there is room)",
+    )
+    parser.add_argument(
+        "--width",
+        type=int,
+        help="columns of the text (default: those of the terminal) or pixels of the SVG (default: "
+        "so that numbers have room)",
+    )
+    parser.add_argument(
+        "--transfers", action="store_true", help="draw what goes from group to group (SVG)"
+    )
+    parser.epilog = (
+        "The text is drawn in units of time (F, B and W 1, BW 2, transfers 0). "
+        "Exit status: 0 done, 1 not a plan, 2 wrong use."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw the plan."""
-    from resihp.ir.show import draw
-
     text = read_text(args.file)
     parsed = parse_text(text, args.file)
     if isinstance(parsed, tuple):
         report(parsed, text, args.file)
         return 1
-    print(draw(parsed.plan, width=max(40, args.width or _columns())), end="")
+    drawn = _text(args, parsed) if args.format == "text" else _picture(args, parsed)
+    if args.output is None:
+        sys.stdout.write(drawn)
+    else:
+        write_text(args.output, drawn)
     return 0
+
+
+def _text(args: argparse.Namespace, parsed: Parsed) -> str:
+    from resihp.ir.show import draw
+
+    replicas = _replicas(args, parsed)
+    return draw(parsed.plan, width=max(40, args.width or _columns()), replicas=replicas)
+
+
+def _picture(args: argparse.Namespace, parsed: Parsed) -> str:
+    from resihp.cli.played import played_of
+    from resihp.ir.drawing.scene import scene_of
+
+    scene = scene_of(played_of(args, parsed), _replicas(args, parsed))
+    if args.format == "svg":
+        from resihp.ir.drawing.svg import draw_svg
+
+        return draw_svg(scene, width=args.width, wires=args.transfers)
+    return _encoded(args.format, scene)
+
+
+def _encoded(format_: str, scene: Scene) -> str:
+    import msgspec
+
+    if format_ == "trace":
+        from resihp.ir.drawing.trace import trace_of
+
+        return msgspec.json.encode(trace_of(scene)).decode() + "\n"
+    from resihp.ir.drawing.document import document_of
+
+    encoded = msgspec.json.encode(document_of(scene))
+    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+
+
+def _replicas(args: argparse.Namespace, parsed: Parsed) -> frozenset[int] | None:
+    """What `--replicas` says. Raises UserError for what are no replicas of the plan."""
+    if args.replicas is None:
+        return None
+    there = {group.replica for group in parsed.plan.groups}
+    chosen: set[int] = set()
+    for part in args.replicas.split(","):
+        first, dots, last = part.partition("..")
+        if not _is_number(first) or (dots and not _is_number(last)):
+            raise UserError(f"--replicas {args.replicas}: {part!r} is no replica; write 0,3..5")
+        interval = range(int(first), int(last if dots else first) + 1)
+        if not interval or interval[0] not in there or interval[-1] not in there:
+            raise UserError(
+                f"--replicas {args.replicas}: the plan has no {part}; its replicas are "
+                f"{min(there, default=0)} to {max(there, default=0)}"
+            )
+        chosen.update(one for one in there if one in interval)
+    return frozenset(chosen)
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 10
 
 
 def _columns() -> int:

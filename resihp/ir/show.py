@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from resihp.ir.lanes import Lane, Task, lanes_of
@@ -32,18 +32,21 @@ class _Row(NamedTuple):
     """Share of the whole time in which the group computes nothing."""
 
 
-def draw(plan: Plan, *, width: int = DEFAULT_WIDTH) -> str:
+def draw(plan: Plan, *, width: int = DEFAULT_WIDTH, replicas: Collection[int] | None = None) -> str:
     """The picture as text, broken into bands of time that fit `width` columns.
 
     F, B and W take one unit of time each, BW two, transfers none; waits are those of the plan's
     transport. A group that runs several
     stages has a row for each, blank while it runs another one. Groups of replicas that do the same
-    at the same time are drawn once.
+    at the same time are drawn once. `replicas` limits the rows to those of some.
     """
     lanes = lanes_of(plan)
     timeline = play_back(plan, lanes)
     length = max((int(ends[-1]) for ends in timeline.ends.values() if ends), default=0)
-    rows = _merge(plan, lanes, timeline, length)
+    shown = {
+        name: lane for name, lane in lanes.items() if replicas is None or name.replica in replicas
+    }
+    rows = _merge(plan, shown, timeline, length)
     cell = 1 + max((len(cell) for row in rows for cell in row.cells), default=2)
     name = max((len(row.name) for row in rows), default=0)
     rows = [row._replace(name=f"{row.name:<{name}}{row.stage}") for row in rows]

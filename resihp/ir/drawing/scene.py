@@ -1,0 +1,248 @@
+"""What a picture shows, whoever draws it: replicas, their groups, and what each runs when.
+
+A large job has few kinds of replicas. One of each kind is shown, the kinds that differ from the
+plain layout before the others, until the picture is full; what is left out is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from resihp.errors import UserError
+from resihp.ir.drawing.memory import Curve
+from resihp.ir.lanes import Lane, Task
+from resihp.ir.model import Group, GroupName, Op, Plan
+from resihp.ir.statements import spell_numbers
+from resihp.ir.timeline import Timeline
+
+__all__ = ["Box", "Clock", "Mark", "Panel", "Played", "Row", "Scene", "scene_of"]
+
+MAX_ROWS = 64
+"""Groups that are shown where nothing is chosen."""
+MAX_CHOSEN_ROWS = 512
+
+
+class Clock(NamedTuple):
+    """What the times of a timeline count."""
+
+    unit: Literal["s", "unit"]
+    note: str
+    """Where the times come from."""
+
+
+class Played(NamedTuple):
+    """A plan with all that is known of its run: what pictures are made of."""
+
+    plan: Plan
+    lanes: Mapping[GroupName, Lane]
+    timeline: Timeline
+    clock: Clock
+    kinds: Mapping[int, tuple[int, ...]]
+    """Replicas that do the same at the same time, by the one of them that has lanes."""
+    memory: Mapping[GroupName, Curve] = {}
+    speeds: Mapping[int, float] = {}
+    """Of slow ranks, relative to a healthy one."""
+    capacity_bytes: int | None = None
+    """Memory of one device."""
+
+
+class Box(NamedTuple):
+    """One compute instruction."""
+
+    start: float
+    end: float
+    op: Op
+    task: Task
+    at: int
+    """Index in the stream."""
+    half: Literal[0, 1, 2]
+    """1 and 2: the first and the second of an overlapped pair, which share `start` and `end`."""
+
+
+class Mark(NamedTuple):
+    """`reduce_grads` of a stage, or `step` (stage None)."""
+
+    op: Op
+    stage: int | None
+    start: float
+    end: float
+
+
+class Row(NamedTuple):
+    """One group."""
+
+    group: Group
+    lane: GroupName
+    """Of the group whose times are shown: this one's, or those of one that does the same."""
+    stages: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    marks: tuple[Mark, ...]
+    busy: float
+    """Time in which the group computes."""
+    speed: float
+    """Of its slowest member."""
+    memory: Curve | None
+    stuck: str | None
+    """The instruction that waits for ever."""
+
+    @property
+    def homes(self) -> frozenset[int]:
+        """Other replicas whose micro-batches the group runs."""
+        return frozenset(box.task.home for box in self.boxes) - {self.group.replica}
+
+
+class Panel(NamedTuple):
+    """One replica, and all that are like it."""
+
+    replica: int
+    alike: tuple[int, ...]
+    """With `replica` itself."""
+    rows: tuple[Row, ...]
+
+
+class Scene(NamedTuple):
+    """A plan as it is drawn."""
+
+    played: Played
+    panels: tuple[Panel, ...]
+    num_left_out: int
+    """Kinds of replicas that are not drawn."""
+    length: float
+    """The time of the iteration."""
+    bubble: float
+    """Share of the iteration in which a computing rank waits, on the average over all of them."""
+
+    @property
+    def rows(self) -> Iterable[Row]:
+        """Of all panels."""
+        return (row for panel in self.panels for row in panel.rows)
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """Replicas whose work is drawn at others, ascending."""
+        return tuple(sorted(frozenset[int]().union(*(row.homes for row in self.rows))))
+
+
+def scene_of(played: Played, replicas: Collection[int] | None = None) -> Scene:
+    """What is drawn of a plan: `replicas`, or one of each kind as long as there is room.
+
+    Raises UserError for replicas that the plan does not have, and for more than fit.
+    """
+    shown_for = {one: kind for kind, members in played.kinds.items() for one in members}
+    if replicas is None:
+        shown = {kind: played.kinds[kind] for kind in sorted(_most_notable(played))}
+    else:
+        _check_choice(played, replicas, shown_for)
+        shown = {one: (one,) for one in sorted(set(replicas))}
+    groups: dict[int, dict[int, Group]] = {one: {} for one in shown}
+    for group in played.plan.groups:
+        if group.replica in shown:
+            groups[group.replica].setdefault(group.pp, group)
+    panels = [
+        _panel(played, groups[one].values(), one, shown_for[one], alike)
+        for one, alike in shown.items()
+    ]
+    num_left_out = len(played.kinds) - len({shown_for[one] for one in shown})
+    length = played.timeline.makespan
+    return Scene(played, tuple(panels), num_left_out, length, _bubble(played))
+
+
+def _check_choice(played: Played, replicas: Collection[int], shown_for: Mapping[int, int]) -> None:
+    unknown = sorted(set(replicas) - set(shown_for))
+    if unknown:
+        raise UserError(
+            f"replica {unknown[0]} runs nothing in this plan; those that do: "
+            f"{spell_numbers(sorted(shown_for))}"
+        )
+    room = max(1, MAX_CHOSEN_ROWS // _positions(played))
+    if len(set(replicas)) > room:
+        raise UserError(f"{len(set(replicas))} replicas do not fit into one picture; {room} do")
+
+
+def _positions(played: Played) -> int:
+    """Most groups that a replica has."""
+    return max(Counter(lane.name.replica for lane in played.lanes.values()).values(), default=1)
+
+
+def _most_notable(played: Played) -> list[int]:
+    """The kinds that are drawn: the most common one, then those that differ from it."""
+    room = max(1, MAX_ROWS // _positions(played))
+    ranked = sorted(played.kinds, key=lambda kind: (-len(played.kinds[kind]), kind))
+    if len(ranked) <= room:
+        return ranked
+    oddness = _oddness(played)
+    rest = sorted(ranked[1:], key=lambda kind: (-oddness[kind], kind))
+    return [*ranked[:1], *rest][:room]
+
+
+def _oddness(played: Played) -> Counter[int]:
+    """In how many of its groups each kind of replica differs from a healthy one."""
+    positions = _positions(played)
+    found = Counter(dict.fromkeys(played.kinds, positions))
+    for lane in played.lanes.values():
+        replica = lane.name.replica
+        found[replica] -= (
+            lane.group.tp == played.plan.mesh.tp
+            and not any(rank in played.speeds for rank in lane.group.ranks)
+            and not any(task is not None and task.home != replica for task in lane.tasks)
+        )
+    return found
+
+
+def _panel(
+    played: Played, groups: Iterable[Group], replica: int, kind: int, alike: tuple[int, ...]
+) -> Panel:
+    rows: list[Row] = []
+    for group in sorted(groups, key=lambda group: group.pp):
+        lane = played.lanes.get(GroupName(kind, group.pp))
+        if lane is not None and lane.name in played.timeline.ends:
+            rows.append(_row(played, lane, group))
+    return Panel(replica, alike, tuple(rows))
+
+
+def _row(played: Played, lane: Lane, group: Group) -> Row:
+    starts, ends = played.timeline.starts[lane.name], played.timeline.ends[lane.name]
+    boxes: list[Box] = []
+    marks: list[Mark] = []
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        task, op = lane.tasks[index], lane.body[index].op
+        if op.is_compute and task is not None:
+            home = group.replica if task.home == lane.name.replica else task.home
+            head, last = lane.head_of(index), lane.last_of(index)
+            half = 1 if last != index else 2 if head != index else 0
+            done = ends[min(last, len(ends) - 1)]
+            boxes.append(Box(starts[head], done, op, task._replace(home=home), index, half))
+        elif op is Op.REDUCE_GRADS or op is Op.STEP:
+            meeting = lane.meeting(index)
+            stage = None if meeting is None or op is Op.STEP else meeting.stage
+            marks.append(Mark(op, stage, start, end))
+    stuck = played.timeline.stuck.get(lane.name)
+    return Row(
+        group=group,
+        lane=lane.name,
+        stages=lane.stages,
+        boxes=tuple(boxes),
+        marks=tuple(marks),
+        busy=_busy(lane, played.timeline),
+        speed=min((played.speeds.get(rank, 1.0) for rank in group.ranks), default=1.0),
+        memory=played.memory.get(lane.name),
+        stuck=None if stuck is None else lane.text(stuck).strip("`"),
+    )
+
+
+def _busy(lane: Lane, timeline: Timeline) -> float:
+    times = zip(lane.body, timeline.starts[lane.name], timeline.ends[lane.name], strict=False)
+    return sum(end - start for instr, start, end in times if instr.op.is_compute)
+
+
+def _bubble(played: Played) -> float:
+    length = played.timeline.makespan
+    ranks, busy = 0, 0.0
+    for name, lane in played.lanes.items():
+        if name in played.timeline.ends:
+            weight = len(played.kinds.get(name.replica, (name.replica,))) * lane.group.tp
+            ranks += weight
+            busy += weight * _busy(lane, played.timeline)
+    return 1 - busy / (ranks * length) if ranks and length else 0.0
