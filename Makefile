@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator pictures clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -47,6 +47,11 @@ replay: $(VENV)/.bench
 
 bench-simulator: $(VENV)/.run
 	$(BIN)/python benchmarks/simulator.py $(if $(FILE),--results $(FILE))
+
+# The pictures of the docs, of the plans beside them.
+pictures: $(VENV)/.run
+	$(BIN)/resihp show docs/pictures/zb-h1.plan --unit --format svg -o docs/pictures/zb-h1.svg
+	$(BIN)/resihp show docs/pictures/migrated.plan --cluster a100-2048x8 --slow rank=4,5:0.5 --width 1320 --format svg -o docs/pictures/migrated.svg
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

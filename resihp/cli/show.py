@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from resihp.cli.csv_files import is_csv
+from resihp.cli.described import add_cluster, add_health, add_lengths
 from resihp.cli.plan_files import parse_text, read_text, report, write_text
 from resihp.errors import UserError
 
@@ -41,9 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transfers", action="store_true", help="draw what goes from group to group (SVG)"
     )
+    parser.add_argument(
+        "--unit",
+        action="store_true",
+        help="units of time (F, B and W 1, BW 2, transfers 0) instead of predicted seconds",
+    )
+    add_cluster(parser)
+    add_health(parser)
+    add_lengths(parser)
     parser.epilog = (
-        "The text is drawn in units of time (F, B and W 1, BW 2, transfers 0). "
-        "Exit status: 0 done, 1 not a plan, 2 wrong use."
+        "The rows of the text are always in units of time; predicted times are in the table below "
+        "them. Exit status: 0 done, 1 not a plan, 2 wrong use."
     )
 
 
@@ -66,14 +76,24 @@ def _text(args: argparse.Namespace, parsed: Parsed) -> str:
     from resihp.ir.show import draw
 
     replicas = _replicas(args, parsed)
-    return draw(parsed.plan, width=max(40, args.width or _columns()), replicas=replicas)
+    drawn = draw(parsed.plan, width=max(40, args.width or _columns()), replicas=replicas)
+    if args.unit:
+        return drawn
+    from resihp.ir.drawing.table import draw_table
+
+    return f"{drawn}\n{draw_table(_scene(args, parsed))}"
 
 
-def _picture(args: argparse.Namespace, parsed: Parsed) -> str:
+def _scene(args: argparse.Namespace, parsed: Parsed) -> Scene:
     from resihp.cli.played import played_of
     from resihp.ir.drawing.scene import scene_of
 
-    scene = scene_of(played_of(args, parsed), _replicas(args, parsed))
+    played = played_of(args, parsed, has_model=not is_csv(args.file))
+    return scene_of(played, _replicas(args, parsed))
+
+
+def _picture(args: argparse.Namespace, parsed: Parsed) -> str:
+    scene = _scene(args, parsed)
     if args.format == "svg":
         from resihp.ir.drawing.svg import draw_svg
 
@@ -90,8 +110,7 @@ def _encoded(format_: str, scene: Scene) -> str:
         return msgspec.json.encode(trace_of(scene)).decode() + "\n"
     from resihp.ir.drawing.document import document_of
 
-    encoded = msgspec.json.encode(document_of(scene))
-    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+    return msgspec.json.encode(document_of(scene)).decode() + "\n"
 
 
 def _replicas(args: argparse.Namespace, parsed: Parsed) -> frozenset[int] | None:

@@ -38,6 +38,8 @@ class TimedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Of its slowest member, 1 for a healthy one."""
     busy: float
     """Time in which it computes."""
+    idle: float
+    """Time in which it waits."""
     memory: tuple[tuple[float, int], ...] | None
     """Bytes that one member needs from each time on."""
     stuck_at: str | None
@@ -63,7 +65,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Where they come from."""
     iteration: float
     bubble: float
-    """Share of the iteration in which a computing rank waits, on the average."""
+    """Share of the iteration in which a rank waits, on the average over all that compute."""
     capacity_bytes: int | None
     """Memory of one device."""
     replicas: tuple[TimedReplica, ...]
@@ -103,6 +105,7 @@ def _group(scene: Scene, row: Row) -> TimedGroup:
         stages=row.stages,
         speed=row.speed,
         busy=row.busy,
+        idle=row.idle,
         memory=None if curve is None else tuple(zip(curve.times, curve.num_bytes, strict=True)),
         stuck_at=row.stuck,
         instrs=_instrs(scene, row),

@@ -66,8 +66,7 @@ def _label(row: Row, pen: Pen) -> Iterator[str]:
     yield element("text", text_of(name), class_="ink name", x=MARGIN, y=11)
     if row.speed < 1:
         speed = f"{row.speed:.3g}× speed"
-        x = MARGIN + LABEL_WIDTH - 10
-        yield element("text", text_of(speed), class_="warn name end", x=x, y=11)
+        yield element("text", text_of(speed), class_="warn name small", x=MARGIN, y=37)
     ranks = spell_numbers(row.group.ranks)
     degree = f"TP {row.group.tp}"
     if row.group.tp != pen.mesh_tp:
@@ -79,9 +78,8 @@ def _label(row: Row, pen: Pen) -> Iterator[str]:
 
 
 def _side(row: Row, frame: Frame, pen: Pen) -> Iterator[str]:
-    idle = 1 - row.busy / frame.length if frame.length else 0.0
-    x = frame.right + 10
-    yield element("text", text_of(f"idle {idle:.0%}"), class_="ink", x=x, y=17)
+    x, idle = frame.right + 10, f"idle {row.idle / (frame.length or 1):.0%}"
+    yield element("text", text_of(idle), class_="ink", x=x, y=17)
     if row.memory is None:
         return
     peak = row.memory.peak_bytes

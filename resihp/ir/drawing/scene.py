@@ -7,7 +7,7 @@ plain layout before the others, until the picture is full; what is left out is c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from resihp.errors import UserError
@@ -81,6 +81,8 @@ class Row(NamedTuple):
     marks: tuple[Mark, ...]
     busy: float
     """Time in which the group computes."""
+    idle: float
+    """Time in which it waits: neither computes nor reduces nor steps."""
     speed: float
     """Of its slowest member."""
     memory: Curve | None
@@ -112,7 +114,7 @@ class Scene(NamedTuple):
     length: float
     """The time of the iteration."""
     bubble: float
-    """Share of the iteration in which a computing rank waits, on the average over all of them."""
+    """Share of the iteration in which a rank waits, on the average over all that compute."""
 
     @property
     def rows(self) -> Iterable[Row]:
@@ -140,13 +142,13 @@ def scene_of(played: Played, replicas: Collection[int] | None = None) -> Scene:
     for group in played.plan.groups:
         if group.replica in shown:
             groups[group.replica].setdefault(group.pp, group)
+    length = played.timeline.makespan
     panels = [
-        _panel(played, groups[one].values(), one, shown_for[one], alike)
+        Panel(one, alike, tuple(_rows(played, groups[one].values(), shown_for[one], length)))
         for one, alike in shown.items()
     ]
     num_left_out = len(played.kinds) - len({shown_for[one] for one in shown})
-    length = played.timeline.makespan
-    return Scene(played, tuple(panels), num_left_out, length, _bubble(played))
+    return Scene(played, tuple(panels), num_left_out, length, _bubble(played, length))
 
 
 def _check_choice(played: Played, replicas: Collection[int], shown_for: Mapping[int, int]) -> None:
@@ -191,18 +193,14 @@ def _oddness(played: Played) -> Counter[int]:
     return found
 
 
-def _panel(
-    played: Played, groups: Iterable[Group], replica: int, kind: int, alike: tuple[int, ...]
-) -> Panel:
-    rows: list[Row] = []
+def _rows(played: Played, groups: Iterable[Group], kind: int, length: float) -> Iterator[Row]:
     for group in sorted(groups, key=lambda group: group.pp):
         lane = played.lanes.get(GroupName(kind, group.pp))
         if lane is not None and lane.name in played.timeline.ends:
-            rows.append(_row(played, lane, group))
-    return Panel(replica, alike, tuple(rows))
+            yield _row(played, lane, group, length)
 
 
-def _row(played: Played, lane: Lane, group: Group) -> Row:
+def _row(played: Played, lane: Lane, group: Group, length: float) -> Row:
     starts, ends = played.timeline.starts[lane.name], played.timeline.ends[lane.name]
     boxes: list[Box] = []
     marks: list[Mark] = []
@@ -219,30 +217,38 @@ def _row(played: Played, lane: Lane, group: Group) -> Row:
             stage = None if meeting is None or op is Op.STEP else meeting.stage
             marks.append(Mark(op, stage, start, end))
     stuck = played.timeline.stuck.get(lane.name)
+    busy, idle = _spent(lane, played.timeline, length)
     return Row(
         group=group,
         lane=lane.name,
         stages=lane.stages,
         boxes=tuple(boxes),
         marks=tuple(marks),
-        busy=_busy(lane, played.timeline),
+        busy=busy,
+        idle=idle,
         speed=min((played.speeds.get(rank, 1.0) for rank in group.ranks), default=1.0),
         memory=played.memory.get(lane.name),
         stuck=None if stuck is None else lane.text(stuck).strip("`"),
     )
 
 
-def _busy(lane: Lane, timeline: Timeline) -> float:
+def _spent(lane: Lane, timeline: Timeline, length: float) -> tuple[float, float]:
+    """Time in which a group computes, and in which it waits, of an iteration of this `length`."""
+    busy = shared = 0.0
     times = zip(lane.body, timeline.starts[lane.name], timeline.ends[lane.name], strict=False)
-    return sum(end - start for instr, start, end in times if instr.op.is_compute)
+    for instr, start, end in times:
+        if instr.op.is_compute:
+            busy += end - start
+        elif instr.op is Op.REDUCE_GRADS or instr.op is Op.STEP:
+            shared += end - start
+    return busy, length - busy - shared
 
 
-def _bubble(played: Played) -> float:
-    length = played.timeline.makespan
-    ranks, busy = 0, 0.0
+def _bubble(played: Played, length: float) -> float:
+    ranks, idle = 0, 0.0
     for name, lane in played.lanes.items():
         if name in played.timeline.ends:
             weight = len(played.kinds.get(name.replica, (name.replica,))) * lane.group.tp
             ranks += weight
-            busy += weight * _busy(lane, played.timeline)
-    return 1 - busy / (ranks * length) if ranks and length else 0.0
+            idle += weight * _spent(lane, played.timeline, length)[1]
+    return idle / (ranks * length) if ranks and length else 0.0

@@ -73,7 +73,6 @@ def style_sheet(ops: Iterable[Op], num_places: int, homes: tuple[int, ...]) -> s
         ".small{font-size:10.5px}",
         ".tiny{font-size:9px}",
         ".middle{text-anchor:middle}",
-        ".end{text-anchor:end}",
         ".grid{stroke-width:1}",
         ".phase{stroke-width:1;fill:none}",
         ".step{stroke-width:2.5}",
