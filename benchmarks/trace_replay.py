@@ -31,6 +31,7 @@ from result_file import print_table
 from resihp.compiler import initial_plan
 from resihp.compiler.simulate.course import Course, course_of
 from resihp.compiler.simulate.times import Prices, play
+from resihp.ir.arrays import arrays_of
 from resihp.ir.model import Batch, Mesh, ModelShape
 
 DEFAULT_DATA = Path(__file__).parent.parent.parent / "shared/data/bytedance_straggler"
@@ -124,7 +125,7 @@ def pipeline(num_stages: int, num_microbatches: int) -> Course:
     """The lowered 1F1B plan of one replica. The model's sizes play no role."""
     shape = ModelShape(name="any", layers=num_stages, hidden=8, heads=1, kv_heads=1, ffn=8, vocab=8)
     mesh, batch = Mesh(tp=1, pp=num_stages, dp=1), Batch(microbatches=num_microbatches, tokens=8)
-    return course_of(initial_plan(shape, mesh, batch, schedule="1f1b"))
+    return course_of(arrays_of(initial_plan(shape, mesh, batch, schedule="1f1b")))
 
 
 def replayed(trace: Trace, hop_s: float, *, blocking: bool) -> Floats:

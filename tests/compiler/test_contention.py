@@ -10,7 +10,6 @@ from plan_cases import plan_of
 from plan_generator import as_schedule, generate
 from random_prices import random_lengths, random_pricing
 
-from resihp.compiler.costs import Lengths
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate import Simulation, simulate
 from resihp.compiler.simulate.contention import loads_of
@@ -32,16 +31,16 @@ def test_a_transfer_begins_once_all_that_were_posted_before_have_left_its_links(
         again = play(simulation.course, simulation.prices)
         assert again.start == pytest.approx(simulation.start, abs=1e-9)
         assert again.end == pytest.approx(simulation.end, abs=1e-9)
-        check_queues(simulation, lengths)
+        check_queues(simulation)
 
 
-def check_queues(simulation: Simulation, lengths: list[Lengths] | None) -> None:
+def check_queues(simulation: Simulation) -> None:
     """Each transfer against all others that share a link with it."""
     course, pricing, places = simulation.course, simulation.pricing, simulation.places
     loads, sent = loads_of(course, pricing, places), course.crossings.sent
     is_schedule = simulation.plan.level is Level.SCHEDULE
     posted = (simulation.end if is_schedule else simulation.start)[sent]
-    begin = posted + simulation.prices.delay - prices_of(course, pricing, places, lengths).delay
+    begin = posted + simulation.prices.delay - prices_of(course, pricing, places).delay
     end = begin + loads.occupied
     links = [set(used) for used in loads.links]
     for mine in range(len(sent)):

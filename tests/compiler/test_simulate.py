@@ -16,8 +16,9 @@ from resihp.compiler import facts_of
 from resihp.compiler.cluster import Health
 from resihp.compiler.costs import Lengths
 from resihp.compiler.pricing import Pricing
-from resihp.compiler.simulate import Simulation, simulate
+from resihp.compiler.simulate import Simulation, Simulator, simulate
 from resihp.errors import UserError
+from resihp.ir.arrays import arrays_of
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Op, Plan
 from resihp.ir.transfers import transfers_of
@@ -66,6 +67,19 @@ def test_alike_replicas_are_played_once_unless_their_prices_differ():
     differing = [Lengths.of([number + 1]) for number in range(16)]
     assert simulate(plan, healthy, lengths=differing).arrays.lanes.num == 8
     assert simulate(plan, healthy, lengths=differing[:4]).arrays.lanes.num == 2
+
+
+def test_a_simulator_is_played_at_any_lengths_and_takes_the_arrays_of_the_verifier():
+    plan = plan_of(tp=1, pp=2, dp=3)
+    pricing = random_pricing(plan, random.Random(3))
+    simulator = Simulator(plan, pricing, arrays=arrays_of(plan), apart=True)
+    for seed in range(3):
+        lengths = random_lengths(plan, random.Random(seed))
+        expected = simulate(plan, pricing, lengths=lengths).timeline()
+        assert simulator.run(lengths).timeline() == expected
+    slowed = Pricing(plan.model, pricing.costs, pricing.cluster, Health(speed={2: 0.5}))
+    collapsed = simulate(plan, slowed, arrays=arrays_of(plan))
+    assert collapsed.timeline() == simulate(plan, slowed).timeline()
 
 
 def test_busy_bubble_and_shared_time_make_up_the_iteration():

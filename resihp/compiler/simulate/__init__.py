@@ -18,45 +18,7 @@ Replicas that do the same at the same prices are played once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from resihp.compiler.simulate.result import GroupTime, Peak, Simulation
+from resihp.compiler.simulate.simulator import Simulator, simulate
 
-import numpy as np
-
-from resihp.compiler.costs import Lengths
-from resihp.compiler.pricing import Pricing
-from resihp.compiler.simulate.contention import contend, loads_of
-from resihp.compiler.simulate.course import course_of
-from resihp.compiler.simulate.prices import kinds_of, lengths_of, places_of, prices_of
-from resihp.compiler.simulate.result import Simulation
-from resihp.compiler.simulate.times import play
-from resihp.ir.model import Plan
-
-__all__ = ["Simulation", "simulate"]
-
-
-def simulate(
-    plan: Plan,
-    pricing: Pricing,
-    *,
-    lengths: Sequence[Lengths] | None = None,
-    contention: bool = False,
-) -> Simulation:
-    """Times of all instructions of a verified plan or schedule.
-
-    `lengths` are those of the micro-batches of all replicas, home after home; fewer repeat.
-    Without them each micro-batch is one document of the batch's tokens. `contention` costs time:
-    every replica is played, event by event.
-
-    Raises UserError for a plan that the verifier has findings about, or that needs a lost rank.
-    """
-    places = places_of(plan, pricing)
-    # Replicas that are alike may still share links.
-    apart = np.arange(plan.mesh.dp).reshape(1, -1)
-    course = course_of(plan, apart if contention else kinds_of(plan, pricing, places, lengths))
-    prices = prices_of(course, pricing, places, lengths)
-    late = None
-    if contention:
-        late, delay = contend(course, prices, loads_of(course, pricing, places))
-        prices = prices._replace(delay=delay)
-    num_tokens = float(lengths_of(plan, lengths)[0].sum())
-    return Simulation(course, pricing, places, prices, play(course, prices, late), num_tokens)
+__all__ = ["GroupTime", "Peak", "Simulation", "Simulator", "simulate"]

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from resihp.errors import UserError
-from resihp.ir.arrays import Arrays, Bits, Ints, arrays_of
-from resihp.ir.model import Level, Plan
+from resihp.ir.arrays import Arrays, Bits, Ints
+from resihp.ir.model import Level
 from resihp.ir.verify.fast.ends import prove_ends
 from resihp.ir.verify.fast.grid import Work, make_grid, prove_work
 from resihp.ir.verify.fast.messages import (
@@ -84,12 +84,11 @@ class Course(NamedTuple):
         return self.arrays.placement.num_stages
 
 
-def course_of(plan: Plan, kinds: Ints | None = None) -> Course:
-    """The course of a verified plan or schedule; `kinds` as for `arrays_of`.
+def course_of(arrays: Arrays | None) -> Course:
+    """The course of a verified plan or schedule.
 
     Raises UserError for one that the verifier has findings about.
     """
-    arrays = arrays_of(plan, kinds)
     grid = None if arrays is None else make_grid(arrays)
     if arrays is None or grid is None:
         raise _unsound("some of its work is missing, or there twice")
@@ -100,7 +99,7 @@ def course_of(plan: Plan, kinds: Ints | None = None) -> Course:
     meetings = prove_ends(arrays, held, grid, work)
     if meetings is None:
         raise _unsound("gradients are not reduced, or too early")
-    is_plan = plan.level is Level.PLAN
+    is_plan = arrays.plan.level is Level.PLAN
     messages = prove_flow(arrays, grid, tensors) if is_plan else no_messages()
     if messages is None:
         raise _unsound("a tensor does not reach its use")

@@ -100,18 +100,20 @@ def lengths_of(plan: Plan, lengths: Sequence[Lengths] | None) -> tuple[Floats, F
 
     Without `lengths` each is one document of the batch's tokens; fewer than there are repeat.
     """
-    known = [Lengths.of((plan.batch.tokens,))] if lengths is None else lengths
-    if not known:
-        raise UserError("the list of lengths is empty; it has at least one micro-batch")
-    each = np.array(known, np.float64)
     count = plan.mesh.dp * plan.batch.microbatches
+    if lengths is None:
+        nominal = Lengths.of((plan.batch.tokens,))
+        return np.full(count, float(nominal.tokens)), np.full(count, float(nominal.pairs))
+    if not lengths:
+        raise UserError("the list of lengths is empty; it has at least one micro-batch")
+    each = np.array(lengths, np.float64)
     return np.resize(each[:, 0], count), np.resize(each[:, 1], count)
 
 
 def prices_of(
-    course: Course, pricing: Pricing, places: Places, lengths: Sequence[Lengths] | None = None
+    course: Course, pricing: Pricing, places: Places, lengths: tuple[Floats, Floats] | None = None
 ) -> Prices:
-    """All prices. `lengths` are those of all micro-batches, home after home (`lengths_of`)."""
+    """All prices. `lengths` are those of all micro-batches (`lengths_of`); None: nominal ones."""
     delay = of_crossings(course, pricing, places, lambda crossing: crossing.seconds)
     return Prices(_durations(course, pricing, places, lengths), delay)
 
@@ -175,7 +177,7 @@ def _add_ends(course: Course, pricing: Pricing, places: Places, fixed: Floats) -
 
 
 def _durations(
-    course: Course, pricing: Pricing, places: Places, lengths: Sequence[Lengths] | None
+    course: Course, pricing: Pricing, places: Places, lengths: tuple[Floats, Floats] | None
 ) -> Floats:
     arrays = course.arrays
     table, lanes = arrays.table, arrays.lanes
@@ -184,10 +186,11 @@ def _durations(
     code = np.where(table.stage == ABSENT, 0, number) * _NUM_OPS + table.op
     at = code[arrays.row]
     at += np.repeat(course.held.first * _NUM_OPS, np.diff(lanes.start))
-    tokens, pairs = lengths_of(arrays.plan, lengths)
     if lengths is None:
-        whole = rates.fixed + rates.per_token * tokens[0] + rates.per_pair * pairs[0]
+        nominal = Lengths.of((arrays.plan.batch.tokens,))
+        whole = rates.fixed + rates.per_token * nominal.tokens + rates.per_pair * nominal.pairs
         return whole.ravel()[at]
+    tokens, pairs = lengths
     micro_batch = _micro_batches(course)
     duration = rates.per_token.ravel()[at] * tokens[micro_batch]
     duration += rates.per_pair.ravel()[at] * pairs[micro_batch]
