@@ -61,11 +61,15 @@ class Pricing:
         return lambda sender, receiver: self.crossing(sender, receiver, tokens).cut
 
     def reduce_s(self, groups: Iterable[Group], layers: LayerRange) -> float:
-        """Summing the gradients of a stage over the `groups` that hold it."""
+        """Summing the gradients of a stage over the `groups` that hold it.
+
+        Where the smallest group has fewer ranks than others, each of them has more to send, but
+        fewer of them share the adapters of a node.
+        """
         holders = list(groups)
-        least = min(group.tp for group in holders)
-        num_bytes = self.costs.reduce_bytes(layers, self.shape.layers, least)
-        per_node = self.cluster.cluster.gpus_per_node
+        degrees = [group.tp for group in holders]
+        num_bytes = self.costs.reduce_bytes(layers, self.shape.layers, min(degrees))
+        per_node = max(1, self.cluster.cluster.gpus_per_node * min(degrees) // max(degrees))
         return reduce_seconds(self.cluster, len(holders), num_bytes, per_node)
 
     def step_s(self, group: Group) -> float:

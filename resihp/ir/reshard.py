@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from resihp.ir.model import Group, LayerRange, Load, Move, Plan, Reshard
+from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard
 
 __all__ = [
     "Change",
@@ -134,18 +134,15 @@ class Change:
             for index, rank in enumerate(group.ranks)
         }
         """Group of the plan before, and index in it, of each rank that was in one."""
+        self._lines: dict[GroupName | int, list[int]] = {}
+        """Indices of the lines to each group or rank."""
+        for index, line in enumerate(plan.reconfigure):
+            self._lines.setdefault(line.target, []).append(index)
 
     def lines_to(self, target: Group) -> list[int]:
         """Indices of the lines that bring something to members of `target`."""
-        return [
-            index
-            for index, line in enumerate(self.plan.reconfigure)
-            if (
-                line.target in target.ranks
-                if isinstance(line, Move)
-                else line.target == target.name
-            )
-        ]
+        targets = (target.name, *target.ranks)
+        return sorted(index for each in targets for index in self._lines.get(each, ()))
 
     def needs(self, target: Group, layer: int) -> Iterator[Need]:
         """What members of `target` lack of `layer`, member by member."""

@@ -45,7 +45,7 @@ def assert_sound(decision: Decision, situation: Situation) -> None:
             assert each.makespan_s >= each.bound_s
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from((ANYTHING, WHOLE_MICROBATCHES)))
 def test_any_state_of_health_has_a_sound_plan_or_a_reason(rng, profile):
     """Random failures, twice in a row: verified, simulated as told, never worse than unchanged."""

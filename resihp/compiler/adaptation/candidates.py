@@ -9,7 +9,6 @@ from resihp.compiler.adaptation.layouts import Layout, formed, kept_layout
 from resihp.compiler.adaptation.pp import SHARES, held_layers, repartitioned
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.adaptation.tp import RULES, Members, choose_members
-from resihp.compiler.sources import State
 from resihp.errors import NoFeasiblePlan
 from resihp.ir.model import LayerRange
 
@@ -40,7 +39,7 @@ class Candidate(NamedTuple):
         )
 
 
-def candidates(situation: Situation, state: State) -> list[Candidate]:
+def candidates(situation: Situation) -> list[Candidate]:
     """All different ones; the layout of before, where it can go on, first.
 
     Raises NoFeasiblePlan where no choice of members gives every layer a place.
@@ -55,7 +54,7 @@ def candidates(situation: Situation, state: State) -> list[Candidate]:
         for share, layers in _layers(situation, members):
             if same and share is None and kept is not None:
                 continue
-            layout = formed(situation, state, members, layers)
+            layout = formed(situation, members, layers)
             found.append(Candidate(layout, None if same else rule, share))
     return found
 

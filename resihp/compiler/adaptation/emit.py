@@ -1,4 +1,8 @@
-"""From what was planned to a verified plan. What the verifier refuses here is a bug of ours."""
+"""From what was planned to a verified plan.
+
+Only memory may be short, since the planner does not know buffers and sums of gradients to the
+byte. What else the verifier refuses is a bug of ours.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,33 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
-from resihp.compiler.adaptation.layouts import Layout, on_layout
+from resihp.compiler.adaptation.layouts import Layout, on_layout, supplied
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.facts import facts_of
 from resihp.compiler.lower import lower
-from resihp.ir.diagnostics import Diagnostic, Severity
+from resihp.compiler.simulate import Simulation
+from resihp.ir.diagnostics import Severity
 from resihp.ir.model import GroupName, Level, Plan, Stream
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.verify import verify
 
-__all__ = ["Checked", "check", "lowered"]
-
-_OVER_MEMORY = ("RHP601", "RHP602")
+__all__ = ["Checked", "check", "lacking_bytes", "lowered"]
 
 
 class Checked(NamedTuple):
-    """A plan, its text, and whether a device has too little memory for it."""
+    """A plan, and its text as it was verified."""
 
     plan: Plan
     text: str
-    over_memory: bool
 
 
 def lowered(situation: Situation, layout: Layout, streams: Sequence[Stream]) -> Plan:
     """The plan that runs `streams` of a schedule on `layout`."""
     schedule = msgspec.structs.replace(
-        on_layout(situation, layout),
+        on_layout(situation, supplied(situation, layout)),
         streams=(*streams, *_idle(layout, streams)),
         level=Level.SCHEDULE,
     )
@@ -50,24 +53,34 @@ def _idle(layout: Layout, streams: Iterable[Stream]) -> list[Stream]:
     return [Stream(replicas=tuple(replicas), pp=pp, body=()) for pp, replicas in idle.items()]
 
 
+def lacking_bytes(simulation: Simulation) -> dict[GroupName, int]:
+    """What each group of a plan lacks on its devices, where one does.
+
+    Asked before the verifier, which takes far longer to say in words what is wrong.
+    """
+    plan, arrays = simulation.plan, simulation.arrays
+    capacity = plan.memory_bytes
+    if capacity is None:
+        return {}
+    lanes = arrays.lanes
+    peaks = simulation.memory.peaks(lanes)
+    over: dict[int, list[tuple[int, int]]] = {}
+    for lane in np.flatnonzero(peaks > capacity).tolist():
+        lacks = int(lanes.pp[lane]), int(peaks[lane]) - capacity
+        over.setdefault(int(lanes.replica[lane]), []).append(lacks)
+    return {
+        GroupName(replica, pp): num_bytes
+        for replica, stand_in in enumerate(arrays.stands_for.tolist())
+        for pp, num_bytes in over.get(stand_in, ())
+    }
+
+
 def check(situation: Situation, plan: Plan) -> Checked:
-    """Verify the text of `plan` against the plan before. Only memory may be short."""
+    """Verify the text of `plan` against the plan before."""
     text = print_plan(plan)
     parsed = parse(text)
     assert parsed.plan == plan, "a plan is what its text says"
-    found = verify(parsed, previous=situation.previous, facts=facts_of)
-    errors = [finding for finding in found if finding.severity is Severity.ERROR]
-    others = [finding for finding in errors if finding.code not in _OVER_MEMORY]
-    assert not others, f"the verifier refuses a plan of ours: {_spell(others[0])}"
-    return Checked(plan, text, bool(errors))
-
-
-def _spell(finding: Diagnostic) -> str:
-    return f"{finding.code} {finding.message}"
-
-
-def shortages(plan: Plan) -> dict[GroupName, int]:
-    """Bytes that each group of a plan lacks, where one does."""
-    from resihp.compiler.capacity import oversized
-
-    return {each.group.name: each.needed_bytes - each.capacity_bytes for each in oversized(plan)}
+    findings = verify(parsed, previous=situation.previous, facts=facts_of)
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    assert not errors, f"the verifier refuses a plan of ours: {errors[0].code} {errors[0].message}"
+    return Checked(plan, text)

@@ -25,9 +25,10 @@ class Entry:
         self.candidate = candidate
         self.problem = problem
         self.moves = moves
-        self.reduce_s = _reduce_s(situation, candidate.layout)
+        self.end_s = _end_s(situation, candidate.layout)
+        """Seconds after the last worker's compute: gradients are reduced, then all step."""
         at_home = 0 if moves else _longest_at_home(problem)
-        self.bound_s = max(lower_bound(problem), at_home) * TICK_S + self.reduce_s
+        self.bound_s = max(lower_bound(problem), at_home) * TICK_S + self.end_s
         self.planned: Planned | None = None
         self.iteration_s: float | None = None
         self.why = ""
@@ -47,7 +48,7 @@ class Entry:
         """What the planner predicts; None where there is no complete plan."""
         if self.planned is None or not self.planned.complete:
             return None
-        return self.planned.makespan * TICK_S + self.reduce_s
+        return self.planned.makespan * TICK_S + self.end_s
 
     @property
     def name(self) -> str:
@@ -79,13 +80,16 @@ def _longest_at_home(problem: Problem) -> int:
     return problem.num_microbatches * max(costs)
 
 
-def _reduce_s(situation: Situation, layout: Layout) -> float:
-    """The longest reduction of a stage's gradients."""
+def _end_s(situation: Situation, layout: Layout) -> float:
+    """The longest reduction of a stage's gradients, and the longest step."""
     holders: dict[int, list[Group]] = {}
     for group in layout.groups:
         holders.setdefault(group.pp, []).append(group)
-    return max(
-        situation.pricing.reduce_s(groups, layers)
+    pricing = situation.pricing
+    reduce_s = max(
+        pricing.reduce_s(groups, layers)
         for groups in holders.values()
         for layers in groups[0].layers
     )
+    fewest = (min(groups, key=lambda group: group.tp) for groups in holders.values())
+    return reduce_s + max(map(pricing.step_s, fewest))

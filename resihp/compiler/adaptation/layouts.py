@@ -10,10 +10,9 @@ import msgspec
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.reconfigure import lines_to
 from resihp.compiler.seats import seats
-from resihp.compiler.sources import State
 from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard, Resume
 
-__all__ = ["Layout", "formed", "kept_layout", "on_layout"]
+__all__ = ["Layout", "formed", "kept_layout", "on_layout", "supplied"]
 
 
 class Layout(NamedTuple):
@@ -38,42 +37,48 @@ def kept_layout(situation: Situation) -> Layout | None:
 
 def formed(
     situation: Situation,
-    state: State,
     members: Mapping[GroupName, tuple[int, ...]],
     layers: Mapping[int, tuple[LayerRange, ...]],
 ) -> Layout:
-    """Groups of `members`, seated so that little moves, and what has to move.
+    """Groups of `members`, seated so that little moves. Position pp holds `layers[pp]`.
 
-    Position pp holds `layers[pp]`. The state that is left has a live holder of everything.
+    How they get their state is left open (`supplied`).
     """
     groups = tuple(
-        _group(situation, state, place, members[place], layers[place.pp])
-        for place in sorted(members)
+        _group(situation, place, members[place], layers[place.pp]) for place in sorted(members)
     )
     used = [rank for group in groups for rank in group.ranks]
     return Layout(
         groups=groups,
         standby=tuple(sorted(situation.alive.difference(used))),
         lost=tuple(sorted(situation.lost)),
-        reconfigure=lines_to(state, groups, node_of=situation.pricing.cluster.node_of),
     )
+
+
+def supplied(situation: Situation, layout: Layout) -> Layout:
+    """`layout` with the lines that bring its groups their state.
+
+    The state that is left has a live holder of everything (`sources.require_state`).
+    """
+    node_of = situation.pricing.cluster.node_of
+    lines = lines_to(situation.state, layout.groups, node_of=node_of)
+    return layout._replace(reconfigure=lines)
 
 
 def _group(
     situation: Situation,
-    state: State,
     place: GroupName,
     ranks: tuple[int, ...],
     layers: tuple[LayerRange, ...],
 ) -> Group:
-    before = state.group(place)
+    before = situation.state.group(place)
     if before is not None and set(before.ranks) == set(ranks):
         if before.layers == layers:
             return before
         # The shards that the members keep of each layer are the same in the same seats.
         return msgspec.structs.replace(before, layers=layers)
     node_of = situation.pricing.cluster.node_of
-    seated = seats(state, place, layers, ranks, len(ranks), node_of=node_of)
+    seated = seats(situation.state, place, layers, ranks, len(ranks), node_of=node_of)
     return Group(replica=place.replica, pp=place.pp, ranks=seated, layers=layers)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from resihp.compiler.adaptation.emit import Checked, check, lowered, shortages
+from resihp.compiler.adaptation.emit import Checked, check, lacking_bytes, lowered
 from resihp.compiler.adaptation.entries import Entry
 from resihp.compiler.adaptation.planning import plan_well
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.orders import streams_of
 from resihp.compiler.planner.problem import Problem
-from resihp.compiler.simulate import simulate
+from resihp.compiler.simulate import Simulation, simulate
 from resihp.ir.model import GroupName, Plan
 
 __all__ = ["Outcome", "best_outcome", "simulated_s"]
@@ -38,21 +38,24 @@ def best_outcome(
 
     `entries` are in the order of what the planner predicts.
     """
-    best: Outcome | None = None
+    best: tuple[Entry, Plan, float] | None = None
     goal_s = float("inf") if no_change_s is None else no_change_s
     for entry in entries[:_NUM_LOWERED]:
-        if best is not None and (entry.makespan_s or 0.0) >= best.iteration_s:
+        if best is not None and (entry.makespan_s or 0.0) >= best[2]:
             break
-        checked = _fitting(situation, entry)
-        if checked is None:
+        simulation = _fitting(situation, entry)
+        if simulation is None:
             entry.why = "needs more memory than a device has"
             continue
-        entry.iteration_s = simulated_s(situation, checked.plan)
-        if best is None or entry.iteration_s < best.iteration_s:
-            best = Outcome(entry.name, checked, entry.iteration_s)
-        if best.iteration_s < goal_s:
+        entry.iteration_s = simulation.iteration_s
+        if best is None or entry.iteration_s < best[2]:
+            best = entry, simulation.plan, entry.iteration_s
+        if best[2] < goal_s:
             break
-    return best
+    if best is None:
+        return None
+    entry, plan, iteration_s = best
+    return Outcome(entry.name, check(situation, plan), iteration_s)
 
 
 def simulated_s(situation: Situation, plan: Plan) -> float:
@@ -60,8 +63,8 @@ def simulated_s(situation: Situation, plan: Plan) -> float:
     return simulate(plan, situation.pricing).iteration_s
 
 
-def _fitting(situation: Situation, entry: Entry) -> Checked | None:
-    """The verified plan of an entry, planned again with less memory while it lacks some.
+def _fitting(situation: Situation, entry: Entry) -> Simulation | None:
+    """The simulated plan of an entry, planned again with less memory while it lacks some.
 
     What the planner counts differs from what the verifier counts in buffers and in sums of
     gradients that wait for each other; where that matters each group is left less.
@@ -72,10 +75,11 @@ def _fitting(situation: Situation, entry: Entry) -> Checked | None:
         if planned is None or not planned.complete:
             return None
         plan = lowered(situation, entry.candidate.layout, streams_of(planned))
-        checked = check(situation, plan)
-        if not checked.over_memory:
-            return checked
-        for name, num_bytes in shortages(plan).items():
+        simulation = simulate(plan, situation.pricing)
+        lacking = lacking_bytes(simulation)
+        if not lacking:
+            return simulation
+        for name, num_bytes in lacking.items():
             reserved[name] = reserved.get(name, 0) + num_bytes
         entry.planned = _planned_with_less(situation, entry, reserved)
     return None

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from resihp.compiler.adaptation.candidates import Candidate
 from resihp.compiler.adaptation.decision import Considered
-from resihp.compiler.adaptation.emit import check, lowered
+from resihp.compiler.adaptation.emit import check, lacking_bytes, lowered
 from resihp.compiler.adaptation.layouts import on_layout
-from resihp.compiler.adaptation.lowering import Outcome, simulated_s
+from resihp.compiler.adaptation.lowering import Outcome
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.schedules import SCHEDULES, runs_on
+from resihp.compiler.simulate import simulate
 from resihp.compiler.work import ordered, spread_work
 from resihp.ir.model import Plan
 from resihp.ir.placement import placement_of
@@ -37,13 +38,13 @@ def named_outcomes(
         kept = sorted({group.replica for group in candidate.layout.groups})
         work = spread_work(kept, plan.mesh.dp, plan.batch.microbatches)
         streams = ordered(plan, schedule_of(plan), work).streams
-        checked = check(situation, lowered(situation, candidate.layout, streams))
+        simulation = simulate(lowered(situation, candidate.layout, streams), situation.pricing)
         iteration_s = None
         why = "needs more memory than a device has"
-        if not checked.over_memory:
-            iteration_s, why = simulated_s(situation, checked.plan), ""
+        if not lacking_bytes(simulation):
+            iteration_s, why = simulation.iteration_s, ""
             if best is None or iteration_s < best.iteration_s:
-                best = Outcome(name, checked, iteration_s)
+                best = Outcome(name, check(situation, simulation.plan), iteration_s)
         considered.append(
             Considered(
                 name=name,

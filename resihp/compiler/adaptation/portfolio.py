@@ -24,7 +24,7 @@ from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
 from resihp.compiler.facts import move_bytes
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.problem import Problem
-from resihp.compiler.sources import State, require_state
+from resihp.compiler.sources import require_state
 from resihp.errors import NoFeasiblePlan
 from resihp.ir.model import Plan
 from resihp.ir.reshard import transfers
@@ -52,11 +52,10 @@ def adapt(
     """
     if not situation.has_one_stage_each:
         situation = situation.with_profile(WHOLE_MICROBATCHES)
-    state = State(situation.previous, situation.lost)
-    require_state(state)
+    require_state(situation.state)
     unchanged = _unchanged(situation)
     no_change_s = None if unchanged is None else unchanged.iteration_s
-    found = candidates(situation, state)
+    found = candidates(situation)
     if situation.has_one_stage_each:
         entries = [entry for each in found for entry in Entry.pair(situation, each)]
         num_played = _plan(situation, entries, budget)

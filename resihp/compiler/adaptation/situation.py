@@ -12,6 +12,7 @@ import msgspec
 
 from resihp.compiler.costs import Lengths
 from resihp.compiler.pricing import Pricing
+from resihp.compiler.sources import State
 from resihp.errors import UserError
 from resihp.ir.model import Plan
 from resihp.ir.placement import Placement, placement_of
@@ -80,6 +81,11 @@ class Situation:
     def alive(self) -> frozenset[int]:
         """All other ranks, in groups or standby."""
         return frozenset(range(self.previous.mesh.world)) - self.lost
+
+    @cached_property
+    def state(self) -> State:
+        """What is left of the state of the plan before."""
+        return State(self.previous, self.lost)
 
     def speed_of(self, rank: int) -> float:
         """Relative throughput; 0 for a lost rank."""
