@@ -14,7 +14,7 @@ import msgspec
 from resihp.compiler.capacity import oversized
 from resihp.compiler.lower import lower
 from resihp.compiler.membership import Regrouped, Shortage, regroup
-from resihp.compiler.schedules import SCHEDULES, runs_on
+from resihp.compiler.schedules import AUTOMATIC, SCHEDULES, runs_on
 from resihp.compiler.sources import State, require_state
 from resihp.compiler.work import ordered, spread_work
 from resihp.errors import NoFeasiblePlan, UserError
@@ -95,7 +95,9 @@ def _schedule_of(previous: Plan) -> str:
     """That of the plan before if it can be made for the stages as they stand, else a default."""
     stages = placement_of(previous).stages
     held = [stages[pp] for pp in sorted(stages)]
-    choices = [previous.schedule] if previous.schedule in SCHEDULES else []
+    kind = previous.schedule
+    is_known = kind in SCHEDULES and (kind not in AUTOMATIC or previous.memory_bytes is not None)
+    choices = [kind] if kind is not None and is_known else []
     return next(kind for kind in [*choices, *DEFAULT_SCHEDULES] if runs_on(kind, held))
 
 

@@ -1,17 +1,23 @@
-"""Which groups of a plan need more memory than a device has, by the verifier's own account."""
+"""What groups have room for, and which need more memory than a device has, as verified."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from resihp.compiler.facts import facts_of
+from resihp.compiler.facts import facts_of, stage_facts
 from resihp.compiler.kinds import kinds_of
+from resihp.compiler.planner.problem import Capacity
 from resihp.compiler.sources import spell_layers
 from resihp.ir.lanes import lanes_of
-from resihp.ir.model import Group, GroupName, Plan
+from resihp.ir.model import Group, GroupName, LayerRange, Plan
 from resihp.ir.verify.memory import peaks_of
 
-__all__ = ["Oversized", "oversized", "peak_bytes"]
+__all__ = ["Oversized", "oversized", "peak_bytes", "room_of"]
+
+_UNBOUNDED = 1 << 60
+"""Bytes of a device whose memory is not checked."""
+_BUFFERS = 4
+"""Boundary tensors that a stage always has room for: sent and received, of F and of B."""
 
 
 class Oversized(NamedTuple):
@@ -27,6 +33,23 @@ class Oversized(NamedTuple):
             f"{name} (layers {layers}, TP {tp}) needs {_mib(self.needed_bytes)} on each rank and a "
             f"device has {_mib(self.capacity_bytes)}"
         )
+
+
+def room_of(plan: Plan, layers: LayerRange, tp: int) -> Capacity:
+    """Of a member of a group of degree `tp` that holds `layers`; `free` may be negative.
+
+    Sums of gradients are counted as for micro-batches that end in the order of their numbers, so
+    a plan that moves some may need a little more.
+    """
+    num_partials = 1 + max(plan.batch.microbatches - 1, 0).bit_length()
+    sizes = stage_facts(plan.model, plan.batch, layers, tp, num_partials, plan.precision)
+    device = _UNBOUNDED if plan.memory_bytes is None else plan.memory_bytes
+    return Capacity(
+        free=device - sizes.state_bytes - _BUFFERS * sizes.boundary_bytes,
+        activation=sizes.activation_bytes,
+        released=sizes.released_by_b_bytes,
+        held=sizes.weight_input_grad_bytes,
+    )
 
 
 def oversized(plan: Plan) -> list[Oversized]:

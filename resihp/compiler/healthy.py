@@ -124,7 +124,7 @@ class _Maker:
         self.total_s = self.compute_s.and_once(_reduce_s(pricing, mesh), recipe.batch.microbatches)
 
     def make(self, layers: Sequence[LayerRange]) -> Plan:
-        schedule = laid_out(self.header, self.stages, layers)
+        schedule = laid_out(self.header, self.stages, layers, self.pricing)
         scatter = self.pricing.scatter(self.recipe.batch.tokens)
         return lower(schedule, scatter=scatter, cost=self.cost)
 

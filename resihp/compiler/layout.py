@@ -9,6 +9,7 @@ import msgspec
 from resihp.compiler.capacity import oversized
 from resihp.compiler.lower import lower
 from resihp.compiler.partition import ranges_of
+from resihp.compiler.pricing import Pricing
 from resihp.compiler.schedules import Placed, placed
 from resihp.compiler.work import home_work, ordered
 from resihp.errors import NoFeasiblePlan, UserError
@@ -26,15 +27,17 @@ def initial_plan(
     num_chunks: int | None = None,
     memory_bytes: int | None = None,
     precision: Precision = "fp32",
+    pricing: Pricing | None = None,
 ) -> Plan:
     """The plan of a healthy job: rank (replica * pp + position) * tp + i is member i of its group.
 
     Each group runs as many stages as the schedule has where nothing is said, or `num_chunks`.
-    Layers are split evenly; `resihp.compiler.healthy` splits them by cost.
+    Layers are split evenly; `resihp.compiler.healthy` splits them by cost. An automatic schedule
+    is made for `memory_bytes` and `pricing` (`ordered`).
 
     Raises UserError for an unknown schedule, a number of stages per group that it does not have,
-    or fewer layers than stages, and NoFeasiblePlan when a device of `memory_bytes` cannot hold
-    what its group needs.
+    fewer layers than stages, or an automatic schedule without `memory_bytes`, and NoFeasiblePlan
+    when a device of `memory_bytes` cannot hold what its group needs.
     """
     stages = placed(schedule, mesh.pp, num_chunks)
     header = Plan(
@@ -48,17 +51,23 @@ def initial_plan(
         precision=precision,
     )
     layers = split_layers(model.layers, sum(map(len, stages)))
-    plan = lower(laid_out(header, stages, layers))
+    plan = lower(laid_out(header, stages, layers, pricing))
     too_big = oversized(plan)
     if too_big:
         raise NoFeasiblePlan(str(too_big[0]))
     return plan
 
 
-def laid_out(header: Plan, stages: Placed, layers: Sequence[LayerRange]) -> Plan:
+def laid_out(
+    header: Plan,
+    stages: Placed,
+    layers: Sequence[LayerRange],
+    pricing: Pricing | None = None,
+) -> Plan:
     """The schedule of a healthy job that `header` begins: its groups, and who runs what in order.
 
-    `stages` are those of each position, `layers` those of each stage.
+    `stages` are those of each position, `layers` those of each stage; `pricing` is for automatic
+    schedules (`ordered`).
     """
     mesh = header.mesh
     assert header.schedule is not None
@@ -73,7 +82,8 @@ def laid_out(header: Plan, stages: Placed, layers: Sequence[LayerRange]) -> Plan
         for pp, held in enumerate(stages)
     )
     work = home_work(range(mesh.dp), header.batch.microbatches)
-    return ordered(msgspec.structs.replace(header, groups=groups), header.schedule, work)
+    plan = msgspec.structs.replace(header, groups=groups)
+    return ordered(plan, header.schedule, work, pricing)
 
 
 def split_layers(num_layers: int, num_stages: int) -> list[LayerRange]:

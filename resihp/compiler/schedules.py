@@ -16,20 +16,32 @@ from typing import NamedTuple
 from resihp.errors import UserError
 from resihp.ir.model import Op
 
-__all__ = ["SCHEDULES", "Placed", "Work", "order_at", "placed", "runs_on", "schedule_order"]
+__all__ = [
+    "AUTOMATIC",
+    "SCHEDULES",
+    "Placed",
+    "Work",
+    "order_at",
+    "placed",
+    "runs_on",
+    "schedule_order",
+]
 
 _NUM_CHUNKS = {
     "1f1b": 1,
     "gpipe": 1,
     "interleaved-1f1b": 2,
     "looped-bfs": 2,
+    "zb-auto": 1,
     "zb-h1": 1,
     "zb-h2": 1,
     "zbv": 2,
 }
 """Stages per position that each schedule has where nothing is said."""
 SCHEDULES = tuple(_NUM_CHUNKS)
-"""Names that `schedule_order` knows."""
+"""Names of all schedules."""
+AUTOMATIC = ("zb-auto",)
+"""Those whose order depends on costs and memory; `resihp.compiler.ordered` makes it."""
 
 Placed = Sequence[Sequence[int]]
 """The stages of each position, ascending."""
@@ -62,7 +74,8 @@ def schedule_order(
     next. In V shape, two stages per position: `zbv` (Qi et al. 2024) ends without bubbles where F,
     B and W take equally long, in the memory of 1F1B.
 
-    Raises UserError for an unknown `kind`, or one that has not so many stages per position.
+    Raises UserError for an unknown `kind`, one that has not so many stages per position, or an
+    automatic one, whose order follows from costs and memory.
     """
     return order_at(kind, placed(kind, num_positions, num_chunks), num_microbatches)
 
@@ -93,7 +106,7 @@ def runs_on(kind: str, stages: Placed) -> bool:
     """Whether schedule `kind` is made for stages that are placed so."""
     if kind in ("gpipe", "looped-bfs"):
         return True
-    if kind in ("1f1b", "zb-h1", "zb-h2"):
+    if kind in ("1f1b", "zb-h1", "zb-h2", *AUTOMATIC):
         return all(tuple(held) == (position,) for position, held in enumerate(stages))
     num_chunks = len(stages[0])
     return (kind == "interleaved-1f1b" or num_chunks == 2) and all(
@@ -103,8 +116,16 @@ def runs_on(kind: str, stages: Placed) -> bool:
 
 
 def order_at(kind: str, stages: Placed, num_microbatches: int) -> list[list[Work]]:
-    """The order of each position under a `kind` that `runs_on` these `stages`."""
+    """The order of each position under a `kind` that `runs_on` these `stages`.
+
+    Raises UserError for an automatic schedule.
+    """
     assert runs_on(kind, stages), f"{kind} on {stages}"
+    if kind in AUTOMATIC:
+        raise UserError(
+            f"schedule {kind} has no order of its own: it is made for the costs and the memory "
+            "of a plan; nearest valid: zb-h1"
+        )
     assert num_microbatches >= 1
     num_positions = len(stages)
     match kind:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-
-from resihp.compiler.schedules import order_at
+from resihp.compiler.automatic import automatically_ordered
+from resihp.compiler.pricing import Pricing
+from resihp.compiler.schedules import AUTOMATIC, order_at
+from resihp.compiler.with_orders import with_orders
 from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Instr, Level, Plan, Stream
+from resihp.ir.model import Plan
 from resihp.ir.placement import placement_of
 
 __all__ = ["home_work", "ordered", "spread_work"]
@@ -40,12 +41,23 @@ def spread_work(
     return work
 
 
-def ordered(plan: Plan, kind: str, work: Mapping[int, Sequence[MicroBatch]]) -> Plan:
+def ordered(
+    plan: Plan,
+    kind: str,
+    work: Mapping[int, Sequence[MicroBatch]],
+    pricing: Pricing | None = None,
+) -> Plan:
     """The schedule in which each replica of `plan` runs the order `kind` over its `work`.
 
     Foreign micro-batches are treated like a replica's own. Groups of a position that do the same
     share a stream. `kind` runs on the stages of the plan (`runs_on`), all of them in each replica.
+    An automatic schedule is made for the plan's memory and for `pricing`, or for F, B and W of
+    equal length in proportion to the layers of a rank.
+
+    Raises UserError for an automatic schedule and a plan that says nothing of memory.
     """
+    if kind in AUTOMATIC:
+        return automatically_ordered(plan, kind, work, pricing)
     stages = placement_of(plan).stages
     positions = sorted(stages)
     held = [stages[pp] for pp in positions]
@@ -53,22 +65,6 @@ def ordered(plan: Plan, kind: str, work: Mapping[int, Sequence[MicroBatch]]) -> 
         count: dict(zip(positions, order_at(kind, held, count), strict=True))
         for count in {len(items) for items in work.values()}
     }
-    named = {
-        replica: tuple((item.number, None if item.home == replica else item.home) for item in items)
-        for replica, items in work.items()
-    }
-    replicas: dict[tuple[int, tuple[tuple[int, int | None], ...]], list[int]] = {}
-    for group in plan.groups:
-        replicas.setdefault((group.pp, named[group.replica]), []).append(group.replica)
-    streams = tuple(
-        Stream(
-            replicas=tuple(members),
-            pp=pp,
-            body=tuple(
-                Instr(each.op, *names[each.microbatch], each.stage if len(stages[pp]) > 1 else None)
-                for each in orders[len(names)][pp]
-            ),
-        )
-        for (pp, names), members in replicas.items()
+    return with_orders(
+        plan, kind, work, {replica: orders[len(items)] for replica, items in work.items()}
     )
-    return msgspec.structs.replace(plan, streams=streams, schedule=kind, level=Level.SCHEDULE)

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from resihp.compiler.adaptation.layouts import Layout
 from resihp.compiler.adaptation.situation import Situation
-from resihp.compiler.facts import stage_facts
-from resihp.compiler.planner.problem import Capacity, Chunks, Problem, Replica
+from resihp.compiler.capacity import room_of
+from resihp.compiler.planner.problem import TICK_S, Capacity, Chunks, Problem, Replica
 from resihp.ir.model import Group, GroupName, LayerRange, Op, Plan
 
 __all__ = [
@@ -20,13 +20,6 @@ __all__ = [
     "problem_of",
     "splits_backward",
 ]
-
-TICK_S = 1e-9
-"""Seconds of a tick."""
-_UNBOUNDED = 1 << 60
-"""Bytes of a device whose memory is not checked."""
-_BUFFERS = 4
-"""Boundary tensors that a stage always has room for: sent and received, of F and of B."""
 
 
 def problem_of(situation: Situation, layout: Layout) -> Problem:
@@ -76,26 +69,15 @@ def in_flight_of(schedule: str | None, num_stages: int) -> tuple[int, ...] | Non
             return tuple(range(num_stages, 0, -1))
         case "zb-h1":
             return (num_stages,) * num_stages
+        case "zb-h2":
+            return tuple(2 * (num_stages - stage) - 1 for stage in range(num_stages))
         case _:
             return None
 
 
 def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
-    """Of a member of a group of degree `tp` that holds `layers`; `free` may be negative.
-
-    Sums of gradients are counted as for micro-batches that end in the order of their numbers, so
-    a plan that moves some may need a little more.
-    """
-    plan = situation.previous
-    num_partials = 1 + max(plan.batch.microbatches - 1, 0).bit_length()
-    sizes = stage_facts(plan.model, plan.batch, layers, tp, num_partials, plan.precision)
-    device = _UNBOUNDED if plan.memory_bytes is None else plan.memory_bytes
-    return Capacity(
-        free=device - sizes.state_bytes - _BUFFERS * sizes.boundary_bytes,
-        activation=sizes.activation_bytes,
-        released=sizes.released_by_b_bytes,
-        held=sizes.weight_input_grad_bytes,
-    )
+    """Of a member of a group of degree `tp` that holds `layers` (`room_of`)."""
+    return room_of(situation.previous, layers, tp)
 
 
 def least_degree(situation: Situation, layers: Sequence[LayerRange]) -> int:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Capacity", "Chunks", "Problem", "Replica", "total"]
+__all__ = ["TICK_S", "Capacity", "Chunks", "Problem", "Replica", "total"]
+
+TICK_S = 1e-9
+"""Seconds of a tick where times come from prices."""
 
 
 class Chunks(NamedTuple):

@@ -21,15 +21,13 @@ _Tensor = tuple[bool, int, int, int]
 """(is a gradient, stage that makes it, home, number)"""
 
 
-def replay(problem: Problem, planned: Planned, costs: ItemCosts | None = None) -> int:
+def replay(problem: Problem, planned: Planned, costs: ItemCosts | None = None) -> int | None:
     """Ticks until the last worker ends when all keep to the orders of `planned`.
 
-    `problem` has the true costs, and the memory and bounds that `planned` keeps to. An order
-    that came of one play goes on at any costs.
+    `problem` has the true costs. None where workers wait for each other; orders that came of one
+    play never do.
     """
-    makespan = _Replay(problem, planned.orders, representatives(problem, planned), costs).run()
-    assert makespan is not None, "what ran at some costs runs at all of them"
-    return makespan
+    return _Replay(problem, planned.orders, representatives(problem, planned), costs).run()
 
 
 def planned_of(problem: Problem, orders: Sequence[Sequence[Work]]) -> Planned | None:
@@ -41,7 +39,9 @@ def planned_of(problem: Problem, orders: Sequence[Sequence[Work]]) -> Planned | 
     planned = Planned(0, dict.fromkeys(range(len(problem.replicas)), order), {}, complete=True)
     if not fits(problem, planned):
         return None
-    return planned._replace(makespan=replay(problem, planned))
+    makespan = replay(problem, planned)
+    assert makespan is not None, "the orders of a schedule go on at any costs"
+    return planned._replace(makespan=makespan)
 
 
 def fits(problem: Problem, planned: Planned) -> bool:

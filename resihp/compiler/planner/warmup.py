@@ -95,7 +95,9 @@ def best_order_for_delays(
     for assumed in assumptions(problem):
         for style in styles:
             planned = Engine(assumed.problem, where, style=style).run()
-            planned = planned._replace(makespan=replay(problem, planned))
+            makespan = replay(problem, planned)
+            assert makespan is not None, "what ran with some delays runs with all of them"
+            planned = planned._replace(makespan=makespan)
             if best is None or _rank(planned) < _rank(best):
                 best = planned
     assert best is not None
