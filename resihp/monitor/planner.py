@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from resihp.compiler import adapt, facts_of, initial_plan
+from resihp.compiler.adaptation import Situation, adapt
+from resihp.compiler.cluster import CLUSTERS, Cluster, Health
+from resihp.compiler.costs import CostModel
+from resihp.compiler.facts import facts_of
+from resihp.compiler.layout import initial_plan
+from resihp.compiler.models import Model
+from resihp.compiler.pricing import Pricing
 from resihp.config import JobConfig
 from resihp.errors import PlanRejected
 from resihp.ir.diagnostics import Severity
@@ -18,6 +24,9 @@ from resihp.monitor.given_plan import given_plan
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 
 __all__ = ["Planner", "VerifiedPlan"]
+
+_BUDGET = 4_000
+"""Of `adapt`: everybody waits for this plan, so it is searched for in some 10 ms, not longer."""
 
 
 class VerifiedPlan(msgspec.Struct, frozen=True):
@@ -32,6 +41,11 @@ class Planner:
 
     def __init__(self, job: JobConfig) -> None:
         self._job = job
+        self._shape = job.model.shape(job.job.name)
+        self._cluster = _cluster_of(job)
+        self._costs = CostModel.of_description(
+            Model(shape=self._shape), self._cluster, precision="fp32", max_tp=job.parallel.tp
+        )
 
     def initial(self) -> VerifiedPlan:
         """The healthy plan: the one that the job file names, or one for its degrees.
@@ -44,7 +58,7 @@ class Planner:
             return self._verified(given_plan(job, job.parallel.plan), previous=None)
         return self._verified(
             initial_plan(
-                job.model.shape(job.job.name),
+                self._shape,
                 job.parallel.mesh(),
                 job.batch.batch(),
                 schedule=job.parallel.schedule,
@@ -55,7 +69,10 @@ class Planner:
 
     def after_loss(self, previous: VerifiedPlan, lost: Iterable[int], step: int) -> VerifiedPlan:
         """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can."""
-        return self._verified(adapt(previous.plan, lost, step), previous=previous.plan)
+        health = Health(lost=frozenset(lost))
+        pricing = Pricing(self._shape, self._costs, self._cluster, health)
+        decision = adapt(Situation(previous.plan, pricing, resume_step=step), budget=_BUDGET)
+        return self._verified(decision.plan, previous=previous.plan)
 
     def _verified(self, plan: Plan, previous: Plan | None) -> VerifiedPlan:
         text = print_plan(plan)
@@ -70,3 +87,15 @@ class Planner:
         if errors:
             raise PlanRejected(f"the verifier refused the plan: {errors[0].message}", errors)
         return VerifiedPlan(text, parsed.plan)
+
+
+def _cluster_of(job: JobConfig) -> Cluster:
+    """This machine as one node of equal workers.
+
+    Plans are compared by ratios of times, and those follow from the model, not from how fast the
+    machine is.
+    """
+    box, world = CLUSTERS["cpu-box"], job.parallel.world
+    return msgspec.structs.replace(
+        box, cluster=msgspec.structs.replace(box.cluster, gpus_per_node=world)
+    )

@@ -122,6 +122,7 @@ class _Choice:
         self._k_min = k_min
         self._places = places
         self._max = situation.previous.mesh.tp
+        self._touched = frozenset(degraded(situation))
         self._own = {
             group.name: [rank for rank in group.ranks if rank in situation.alive]
             for group in situation.previous.groups
@@ -131,10 +132,9 @@ class _Choice:
         self._pool = set(situation.alive.difference(used))
 
     def run(self) -> Members:
-        touched = set(degraded(self._situation))
         for place in self._places:
             own = self._own.get(place, [])
-            if place in touched or len(own) < self._k_min[place.pp]:
+            if place in self._touched or len(own) < self._k_min[place.pp]:
                 self._shrink(place, own)
             else:
                 self._members[place] = tuple(own)
@@ -151,9 +151,14 @@ class _Choice:
         self._pool.difference_update(self._members.get(place, ()))
 
     def _fill(self) -> None:
-        """Spare ranks make slow groups faster and missing ones whole, the worst off first."""
+        """Spare ranks make slow groups faster and missing ones whole, the worst off first.
+
+        Of those that are as badly off, the ones that have to change anyhow come first.
+        """
         wanting = [place for place in self._places if self._throughput(place) < self._max]
-        for place in sorted(wanting, key=lambda place: (self._throughput(place), place)):
+        for place in sorted(
+            wanting, key=lambda place: (self._throughput(place), place not in self._touched, place)
+        ):
             for near in self._pools(place):
                 own = self._members.get(place, ())
                 choice = self._pick(place, [*own, *near])
