@@ -1,0 +1,97 @@
+"""What a reconfiguration sends over which links, and about how long that takes.
+
+All moves go at once. A device sends and receives over its share of the node's fabric, or over one
+network adapter; the devices of a node share its adapters. So the busiest device, node or pair of
+nodes sets the time, and every message adds its latency at both ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from resihp.compiler.facts import move_bytes
+from resihp.compiler.pricing import Pricing
+from resihp.ir.model import Plan
+from resihp.ir.reshard import loads, transfers
+
+__all__ = ["StateTraffic", "state_traffic", "transfer_seconds"]
+
+
+class StateTraffic(NamedTuple):
+    """State on its way from one plan to the next."""
+
+    seconds: float
+    """Until all moves are done; what is read from a saved version is not in it."""
+    num_bytes: int
+    """Of all moves between ranks."""
+    read_bytes: int
+    """From a saved version."""
+    by_ranks: dict[tuple[int, int], int]
+    """Bytes by source and target."""
+    by_nodes: dict[tuple[int, int], int]
+    """Bytes that leave their node, by its number and that of the target's."""
+
+
+def transfer_seconds(previous: Plan, plan: Plan, pricing: Pricing) -> float:
+    """Predicted time of the reconfiguration of `plan`, which is verified to follow `previous`."""
+    return state_traffic(previous, plan, pricing).seconds
+
+
+def state_traffic(previous: Plan, plan: Plan, pricing: Pricing) -> StateTraffic:
+    """The same with the bytes of every pair of ranks and of nodes."""
+    node_of = pricing.cluster.node_of
+    by_ranks: Counter[tuple[int, int]] = Counter()
+    num_messages: Counter[tuple[int, int]] = Counter()
+    for move in transfers(previous, plan):
+        by_ranks[move.source, move.target] += move_bytes(plan.model, move)
+        num_messages[move.source, move.target] += 1
+    by_nodes: Counter[tuple[int, int]] = Counter()
+    for (source, target), num_bytes in by_ranks.items():
+        nodes = node_of(source), node_of(target)
+        if nodes[0] != nodes[1]:
+            by_nodes[nodes] += num_bytes
+    return StateTraffic(
+        seconds=max(
+            _busiest_device(by_ranks, num_messages, pricing),
+            _busiest_node(by_nodes, pricing),
+            0.0,
+        ),
+        num_bytes=by_ranks.total(),
+        read_bytes=sum(move_bytes(plan.model, load) for load in loads(previous, plan)),
+        by_ranks=dict(sorted(by_ranks.items())),
+        by_nodes=dict(sorted(by_nodes.items())),
+    )
+
+
+def _busiest_device(
+    by_ranks: Counter[tuple[int, int]], num_messages: Counter[tuple[int, int]], pricing: Pricing
+) -> float:
+    """Each device sends what it has to one after the other, and receives likewise."""
+    cluster = pricing.cluster
+    busy_s: dict[tuple[int, bool], float] = {}
+    for (source, target), num_bytes in by_ranks.items():
+        is_near = cluster.node_of(source) == cluster.node_of(target)
+        link = cluster.intra_node if is_near else cluster.inter_node
+        count = num_messages[source, target]
+        seconds = count * link.seconds(0) + num_bytes / (link.gb_per_s * 1e9)
+        for end in ((source, True), (target, False)):
+            busy_s[end] = busy_s.get(end, 0.0) + seconds
+    return max(busy_s.values(), default=0.0)
+
+
+def _busiest_node(by_nodes: Counter[tuple[int, int]], pricing: Pricing) -> float:
+    """All adapters of a node together, in and out; slow pairs of nodes one by one."""
+    cluster, health = pricing.cluster, pricing.health
+    link = cluster.inter_node
+    per_second = link.gb_per_s * 1e9 * cluster.cluster.nics_per_node
+    busy_s: dict[tuple[int, bool], float] = {}
+    slowest = 0.0
+    for (here, there), num_bytes in by_nodes.items():
+        seconds = num_bytes / per_second
+        for end in ((here, True), (there, False)):
+            busy_s[end] = busy_s.get(end, link.seconds(0)) + seconds
+        slow = health.link(here, there)
+        if slow is not None:
+            slowest = max(slowest, slow.delay_s + slow.factor * (link.seconds(0) + seconds))
+    return max(slowest, *busy_s.values()) if busy_s else 0.0
