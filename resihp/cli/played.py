@@ -111,7 +111,5 @@ def _kinds(simulation: Simulation) -> dict[int, tuple[int, ...]]:
 
 def _with_memory(played: Played) -> Played:
     from resihp.compiler.facts import facts_of
-    from resihp.ir.drawing.memory import memory_curves
 
-    curves = memory_curves(played.lanes, played.timeline, facts_of(played.plan))
-    return played._replace(memory=curves)
+    return played._replace(facts=facts_of(played.plan))

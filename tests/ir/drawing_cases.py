@@ -9,7 +9,6 @@ from plan_build import MODEL
 
 from resihp.compiler import initial_plan
 from resihp.compiler.facts import facts_of
-from resihp.ir.drawing.memory import memory_curves
 from resihp.ir.drawing.scene import Clock, Played
 from resihp.ir.lanes import alike, lanes_of
 from resihp.ir.model import Batch, Mesh, Plan
@@ -23,8 +22,8 @@ def played(plan: Plan, *, with_memory: bool = True, **more) -> Played:
     kinds = alike(plan)
     lanes = lanes_of(plan, kinds.keys())
     timeline = play_back(plan, lanes)
-    memory = memory_curves(lanes, timeline, facts_of(plan)) if with_memory else {}
-    return Played(plan, lanes, timeline, UNITS, kinds, memory)._replace(**more)
+    facts = facts_of(plan) if with_memory else None
+    return Played(plan, lanes, timeline, UNITS, kinds, facts)._replace(**more)
 
 
 def healthy(schedule: str, *, pp: int = 4, dp: int = 1, microbatches: int = 8, tp: int = 1) -> Plan:

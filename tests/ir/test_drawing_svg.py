@@ -177,7 +177,7 @@ def test_times_are_in_a_readable_unit(scale, unit, said):
         starts={name: [time * scale for time in each] for name, each in times.starts.items()},
         ends={name: [time * scale for time in each] for name, each in times.ends.items()},
     )
-    shown = texts(ET.fromstring(draw_svg(scene_of(known._replace(timeline=scaled, memory={})))))
+    shown = texts(ET.fromstring(draw_svg(scene_of(known._replace(timeline=scaled, facts=None)))))
     assert unit in shown
     assert any(text.startswith(f"iteration 12 {unit}") for text in shown)
 
@@ -185,7 +185,8 @@ def test_times_are_in_a_readable_unit(scale, unit, said):
 def test_a_capacity_that_is_near_is_a_line():
     """One that is far away is only said."""
     known = played(healthy("1f1b", pp=2), capacity_bytes=None)
-    peak = max(curve.peak_bytes for curve in known.memory.values())
+    rows = scene_of(known).rows
+    peak = max(row.memory.peak_bytes for row in rows if row.memory is not None)
     near = draw_svg(scene_of(known._replace(capacity_bytes=peak)))
     far = draw_svg(scene_of(known._replace(capacity_bytes=100 * peak)))
     assert near.count('class="limit"') > 0

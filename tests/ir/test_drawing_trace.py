@@ -158,7 +158,7 @@ def test_what_runs_beside_computation_has_a_thread_of_its_own():
     starts = {name: [0.0, 1.0, 1.5, 3.0, 2.0, 5.0]}
     ends = {name: [1.0, 1.5, 3.0, 5.0, 4.0, 5.0]}
     timeline = known.timeline._replace(starts=starts, ends=ends)
-    scene = scene_of(known._replace(timeline=timeline, memory={}))
+    scene = scene_of(known._replace(timeline=timeline, facts=None))
     found = of(msgspec.to_builtins(trace_of(scene).traceEvents), "X")
     assert {event["name"]: event["tid"] for event in found if event["cat"] == "gradients"} == {
         "reduce_grads 0": 2,
@@ -168,13 +168,15 @@ def test_what_runs_beside_computation_has_a_thread_of_its_own():
 
 def test_memory_is_a_counter_of_each_group():
     """Of bytes; where several values share a time the highest and then the last."""
-    known = played(make_plan(microbatches=2))
-    found = of(msgspec.to_builtins(trace_of(scene_of(known)).traceEvents), "C")
+    scene = scene_of(played(make_plan(microbatches=2)))
+    found = of(msgspec.to_builtins(trace_of(scene).traceEvents), "C")
     peaks = {}
     for event in found:
         peaks[event["name"]] = max(peaks.get(event["name"], 0), event["args"]["bytes"])
     assert peaks == {
-        f"pp{name.pp} memory of a rank": curve.peak_bytes for name, curve in known.memory.items()
+        f"pp{row.group.pp} memory of a rank": row.memory.peak_bytes
+        for row in scene.rows
+        if row.memory is not None
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from resihp.ir.facts import Facts
@@ -35,22 +35,38 @@ class Curve(NamedTuple):
 
 
 def memory_curves(
-    lanes: Mapping[GroupName, Lane], timeline: Timeline, facts: Facts
+    lanes: Mapping[GroupName, Lane],
+    timeline: Timeline,
+    facts: Facts,
+    replicas: Collection[int] | None = None,
 ) -> dict[GroupName, Curve]:
-    """The curve of every lane that `facts` know the sizes of.
+    """The curve of every lane, or of those of some replicas.
 
     The peaks are those that the verifier checks (`resihp.ir.verify.memory`).
     """
-    known = {name: lane for name, lane in lanes.items() if name in facts.stages}
+    asked = {name for name in lanes if replicas is None or name.replica in replicas}
+    around = _around(lanes, asked)
+    # A buffer lives as long as the peers make it: these are looked at too.
+    spans = live_spans({name: lanes[name] for name in lanes if name.replica in around}, facts)
     return {
         name: _curve(
             sum(stage.state_bytes for stage in facts.stages[name]),
-            spans,
+            spans[name],
             timeline.starts[name],
             timeline.ends[name],
         )
-        for name, spans in live_spans(known, facts).items()
+        for name in lanes
+        if name in asked
     }
+
+
+def _around(lanes: Mapping[GroupName, Lane], names: Iterable[GroupName]) -> set[int]:
+    """The replicas of these lanes and those that they send to or receive from."""
+    found: set[int] = set()
+    for name in names:
+        found.add(name.replica)
+        found.update(instr.peer for instr in lanes[name].body if instr.peer is not None)
+    return found
 
 
 def _curve(state_bytes: int, spans: list[Live], starts: list[float], ends: list[float]) -> Curve:

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from resihp.errors import UserError
-from resihp.ir.drawing.memory import Curve
+from resihp.ir.drawing.memory import Curve, memory_curves
+from resihp.ir.facts import Facts
 from resihp.ir.lanes import Lane, Task
 from resihp.ir.model import Group, GroupName, Op, Plan
 from resihp.ir.statements import spell_numbers
@@ -41,7 +42,8 @@ class Played(NamedTuple):
     clock: Clock
     kinds: Mapping[int, tuple[int, ...]]
     """Replicas that do the same at the same time, by the one of them that has lanes."""
-    memory: Mapping[GroupName, Curve] = {}
+    facts: Facts | None = None
+    """Sizes of everything; None where memory is not told."""
     speeds: Mapping[int, float] = {}
     """Of slow ranks, relative to a healthy one."""
     capacity_bytes: int | None = None
@@ -143,12 +145,20 @@ def scene_of(played: Played, replicas: Collection[int] | None = None) -> Scene:
         if group.replica in shown:
             groups[group.replica].setdefault(group.pp, group)
     length = played.timeline.makespan
-    panels = [
-        Panel(one, alike, tuple(_rows(played, groups[one].values(), shown_for[one], length)))
-        for one, alike in shown.items()
-    ]
-    num_left_out = len(played.kinds) - len({shown_for[one] for one in shown})
+    drawn = {shown_for[one] for one in shown}
+    memory = _memory(played, drawn)
+    panels: list[Panel] = []
+    for one, alike in shown.items():
+        rows = _rows(played, groups[one].values(), shown_for[one], length, memory)
+        panels.append(Panel(one, alike, tuple(rows)))
+    num_left_out = len(played.kinds) - len(drawn)
     return Scene(played, tuple(panels), num_left_out, length, _bubble(played, length))
+
+
+def _memory(played: Played, replicas: Collection[int]) -> Mapping[GroupName, Curve]:
+    if played.facts is None:
+        return {}
+    return memory_curves(played.lanes, played.timeline, played.facts, replicas)
 
 
 def _check_choice(played: Played, replicas: Collection[int], shown_for: Mapping[int, int]) -> None:
@@ -193,14 +203,20 @@ def _oddness(played: Played) -> Counter[int]:
     return found
 
 
-def _rows(played: Played, groups: Iterable[Group], kind: int, length: float) -> Iterator[Row]:
+def _rows(
+    played: Played,
+    groups: Iterable[Group],
+    kind: int,
+    length: float,
+    memory: Mapping[GroupName, Curve],
+) -> Iterator[Row]:
     for group in sorted(groups, key=lambda group: group.pp):
         lane = played.lanes.get(GroupName(kind, group.pp))
         if lane is not None and lane.name in played.timeline.ends:
-            yield _row(played, lane, group, length)
+            yield _row(played, lane, group, length, memory.get(lane.name))
 
 
-def _row(played: Played, lane: Lane, group: Group, length: float) -> Row:
+def _row(played: Played, lane: Lane, group: Group, length: float, memory: Curve | None) -> Row:
     starts, ends = played.timeline.starts[lane.name], played.timeline.ends[lane.name]
     boxes: list[Box] = []
     marks: list[Mark] = []
@@ -227,7 +243,7 @@ def _row(played: Played, lane: Lane, group: Group, length: float) -> Row:
         busy=busy,
         idle=idle,
         speed=min((played.speeds.get(rank, 1.0) for rank in group.ranks), default=1.0),
-        memory=played.memory.get(lane.name),
+        memory=memory,
         stuck=None if stuck is None else lane.text(stuck).strip("`"),
     )
 
