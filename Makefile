@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator pictures clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator pictures gap clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -29,7 +29,7 @@ unit: $(VENV)/.dev
 oracle: $(VENV)/.dev
 	$(BIN)/python tests/ir/oracle.py
 
-nightly: oracle
+nightly: oracle gap
 
 kills: $(VENV)/.run
 	$(BIN)/python benchmarks/random_kills.py
@@ -52,6 +52,10 @@ bench-simulator: $(VENV)/.run
 pictures: $(VENV)/.run
 	$(BIN)/resihp show docs/pictures/zb-h1.plan --unit --format svg -o docs/pictures/zb-h1.svg
 	$(BIN)/resihp show docs/pictures/migrated.plan --cluster a100-2048x8 --slow rank=4,5:0.5 --width 1320 --format svg -o docs/pictures/migrated.svg
+
+# Planned makespans beside proven optima; N=... small states.
+gap: $(VENV)/.bench
+	$(BIN)/python benchmarks/optimality_gap.py $(if $(N),--states $(N))
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -172,15 +172,18 @@ class SlowEngine:
         bound, sizes = self.problem.in_flight, worker.memory
         if bound is not None and worker.in_flight >= bound[stage]:
             return False
-        return worker.live + sizes.activation + sizes.held <= sizes.free
+        wanted = worker.live + sizes.activation
+        owed = len(worker.waiting_w) * (sizes.activation - sizes.released + sizes.held)
+        return wanted <= sizes.free and wanted - owed + sizes.held <= sizes.free
 
     def w_fits(self, d: int, stage: int, ticks: int) -> bool:
         coming: list[int] = []
-        edges = self.problem.replicas[d].edges
+        edges, worker = self.problem.replicas[d].edges, self.workers[d, stage]
         lower, upper = self.workers.get((d, stage - 1)), self.workers.get((d, stage + 1))
-        if lower is not None and lower.doing is Op.F:
+        if lower is not None and lower.doing is Op.F and self.has_room(worker, stage):
             coming.append(lower.ends_at + edges[stage - 1])
-        if upper is not None and upper.doing in (Op.B, Op.BW):
+        short = bool(worker.waiting_w) and worker.live + worker.memory.held > worker.memory.free
+        if upper is not None and upper.doing in (Op.B, Op.BW) and not short:
             coming.append(upper.ends_at + edges[stage])
         delay = ticks * (1 - self.style.overrun)
         return self.style.overrun >= 1 or not coming or self.now + delay <= min(coming)

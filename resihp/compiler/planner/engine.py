@@ -12,6 +12,7 @@ its time: they call nothing for what happens inside a team.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
@@ -51,6 +52,7 @@ class Engine:
         self.now = 0
         self.migrate = migrate
         self.style = style
+        self._whims = random.Random(style.seed) if style.whim else None
         self.placing: dict[Item, dict[int, int]] = {
             item: dict(stages) for item, stages in placing.items()
         }
@@ -187,11 +189,12 @@ class Engine:
             if worker.doing >= 0:
                 continue
             if not greedy:
-                doing = choice(worker, now, op_b, self.style)
+                doing = choice(worker, now, op_b, self.style, self._whims)
             elif worker.ready_b and not (worker.waiting_w and worker.room < worker.held):
                 doing = op_b
-            elif (
-                worker.ready_f and worker.in_flight < worker.bound and worker.room >= worker.needed
+            elif worker.ready_f and (
+                (worker.in_flight < worker.bound and worker.room >= worker.needed)
+                or (worker.waiting_w and worker.has_room)
             ):
                 doing = _F
             elif worker.waiting_w:

@@ -23,6 +23,13 @@ class Style(NamedTuple):
     overrun: float = 1.0
     """The share of a W by which it may delay an F or B that is known to come; 1: W whenever there
     is nothing better at the moment."""
+    forward_first: bool = False
+    """Whether F comes before B where both can be done."""
+    whim: float = 0.0
+    """Probability of doing the second best, or of waiting for what comes next, to look beyond the
+    greedy choice."""
+    seed: int = 0
+    """Of the whims."""
 
 
 GREEDY = Style()

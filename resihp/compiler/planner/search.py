@@ -6,14 +6,15 @@ budget in chunks, not in seconds: the same problem always gives the same plan.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from itertools import product
 
 from resihp.compiler.planner.algorithm1 import progress_rule
 from resihp.compiler.planner.balance import balanced, homeless_placed
+from resihp.compiler.planner.climb import climb
 from resihp.compiler.planner.engine import Engine
-from resihp.compiler.planner.planned import GREEDY, Item, Planned, Style
+from resihp.compiler.planner.lower_bound import lower_bound
+from resihp.compiler.planner.planned import GREEDY, Planned, Style
 from resihp.compiler.planner.problem import Problem
 
 __all__ = ["DEFAULT_BUDGET", "num_chunks", "search"]
@@ -21,7 +22,15 @@ __all__ = ["DEFAULT_BUDGET", "num_chunks", "search"]
 DEFAULT_BUDGET = 20_000
 """Chunks of work that are played in all beyond the first four plays."""
 _NEVER = 1 << 62
-_STYLES = (GREEDY, Style(overrun=0.0), Style(overrun=0.5))
+_STYLES = (
+    GREEDY,
+    Style(overrun=0.0),
+    Style(overrun=0.5),
+    Style(forward_first=True),
+    Style(overrun=0.0, forward_first=True),
+)
+_MOST_TRIES = 900
+"""Of small problems, whose plays cost next to nothing."""
 
 
 def search(
@@ -33,7 +42,7 @@ def search(
     never had room in any play.
     """
     best, num_played = None, 0
-    cost = num_chunks(problem)
+    floor, cost = lower_bound(problem), num_chunks(problem)
     left = budget + 4 * cost
     for engine in _plays(problem, move=move):
         if num_played >= 4 and left < cost:
@@ -41,10 +50,12 @@ def search(
         left -= cost
         num_played += 1
         best = _better(best, engine.run_within(_limit(best)))
+        if best is not None and best.complete and best.makespan <= floor:
+            return best, num_played
     assert best is not None
     if move and best.complete:
-        tries = max(0, min(300, left // cost))
-        best = _climb(problem, best, tries)
+        tries = max(0, min(_MOST_TRIES, left // cost))
+        best = climb(problem, best, _bounds(problem), _STYLES, tries, floor)
         num_played += tries
     return best, num_played
 
@@ -89,44 +100,3 @@ def _bounds(problem: Problem) -> list[tuple[int, ...] | None]:
     num_stages = problem.num_stages
     deep = tuple(2 * (num_stages - stage) - 1 for stage in range(num_stages))
     return list(dict.fromkeys([problem.in_flight, (num_stages,) * num_stages, deep, None]))
-
-
-def _climb(problem: Problem, best: Planned, tries: int) -> Planned:
-    """Give single chunks to other replicas, at random, and keep what does not make it longer."""
-    rng = random.Random(problem.num_microbatches)
-    bounds = _bounds(problem)
-    for _ in range(tries):
-        placing = _changed(problem, best.placing, rng)
-        if placing is None:
-            return best
-        bound, style = rng.choice(bounds), rng.choice(_STYLES)
-        engine = Engine(problem._replace(in_flight=bound), placing, style=style)
-        other = engine.run_within(best.makespan)
-        if other is not None and other.complete:
-            best = other
-    return best
-
-
-def _changed(
-    problem: Problem, placing: dict[Item, dict[int, int]], rng: random.Random
-) -> dict[Item, dict[int, int]] | None:
-    """One chunk elsewhere; None where no stage has two replicas."""
-    holders = [
-        [d for d, row in enumerate(problem.replicas) if row.chunks[stage] is not None]
-        for stage in range(problem.num_stages)
-    ]
-    stages = [stage for stage, found in enumerate(holders) if len(found) > 1]
-    if not stages:
-        return None
-    stage = rng.choice(stages)
-    item = rng.randrange(len(problem.replicas)), rng.randrange(problem.num_microbatches)
-    replica = rng.choice(holders[stage])
-    changed = {key: dict(where) for key, where in placing.items()}
-    where = changed.setdefault(item, {})
-    if replica == item[0]:
-        where.pop(stage, None)
-    else:
-        where[stage] = replica
-    if not where:
-        del changed[item]
-    return changed

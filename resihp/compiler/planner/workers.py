@@ -105,8 +105,14 @@ class Worker:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more F may run now."""
-        return self.in_flight < self.bound and self.room >= self.needed
+        """Whether one more F may run now.
+
+        Its B must find room as well, at the latest when every W that waits has been run.
+        """
+        if self.in_flight >= self.bound or self.room < self.activation:
+            return False
+        owed = len(self.waiting_w) * (self.needed - self.released)
+        return self.room + owed >= self.needed
 
     def copy_for(self, team: Team) -> Worker:
         """The same state in another team; without neighbours yet."""
