@@ -85,9 +85,11 @@ def _predicted(args: argparse.Namespace, plan: Plan, pricing: Pricing) -> Played
     from resihp.ir.drawing.scene import Clock, Played
     from resihp.ir.lanes import lanes_of
 
-    simulation = simulate(plan, pricing, lengths=lengths_of(args, plan))
+    lengths = lengths_of(args, plan)
+    simulation = simulate(plan, pricing, lengths=lengths, contention=args.contention)
     kinds = _kinds(simulation)
-    note = f"predicted for {pricing.cluster.cluster.name}, {plan.precision}"
+    shared = ", links shared" if args.contention else ""
+    note = f"predicted for {pricing.cluster.cluster.name}, {plan.precision}{shared}"
     return Played(
         plan=plan,
         lanes=lanes_of(plan, kinds.keys()),

@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
     add_health(parser)
     add_lengths(parser)
+    parser.add_argument(
+        "--contention",
+        action="store_true",
+        help="transfers queue for the adapters and links that they share",
+    )
     parser.epilog = (
         "The rows of the text are always in units of time; predicted times are in the table below "
         "them. Exit status: 0 done, 1 not a plan, 2 wrong use."
@@ -59,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the plan."""
+    _check(args)
     text = read_text(args.file)
     parsed = parse_text(text, args.file)
     if isinstance(parsed, tuple):
@@ -70,6 +76,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         write_text(args.output, drawn)
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises UserError for options that say nothing about units of time."""
+    names = ("cluster", "fail", "slow", "link", "health", "lengths", "contention")
+    said = [name for name in names if getattr(args, name)]
+    if args.unit and said:
+        raise UserError(f"--unit predicts nothing, so --{said[0]} says nothing: leave one out")
 
 
 def _text(args: argparse.Namespace, parsed: Parsed) -> str:

@@ -123,6 +123,20 @@ def test_the_text_has_a_table_of_predictions(capsys, plan):
     assert lines[3].split()[1] == "0.5" and lines[3].endswith(" of 2 GiB")
 
 
+def test_units_of_time_and_a_cluster_exclude_each_other(capsys, plan):
+    """Rather than that one of them is overlooked."""
+    for more in (["--cluster", "cpu-box"], ["--slow", "rank=0:0.5"], ["--contention"]):
+        assert main(["show", plan, "--unit", *more]) == 2
+        assert more[0] in capsys.readouterr().err
+
+
+def test_transfers_may_share_links(capsys, plan):
+    """Which the note says; nothing gets faster."""
+    alone, shared = document(capsys, plan), document(capsys, plan, "--contention")
+    assert shared.iteration >= alone.iteration
+    assert shared.times == f"{alone.times}, links shared"
+
+
 def test_a_csv_is_drawn_in_units(capsys, tmp_path):
     """It names no model that could be priced."""
     path = tmp_path / "orders.csv"
