@@ -19,6 +19,7 @@ from resihp.config import JobConfig
 from resihp.errors import NoFeasiblePlan, PlanRejected
 from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
 from resihp.monitor.incident import Incident, IncidentBook, listed
+from resihp.monitor.layout_line import layout_line
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.settlement import differing_shards, newest_version
 from resihp.wire.auth import derive_key
@@ -342,6 +343,8 @@ class Coordinator:
             self.generation = 1
         self._plan = plan
         self._actions.append(PlanMade(self.generation, plan.text, cause))
+        if plan.decision is not None:
+            self._log("decision", generation=self.generation, **plan.decision)
         self._deploy(plan, version, record, updates)
 
     def _make_plan(self, version: int) -> VerifiedPlan:
@@ -400,7 +403,7 @@ class Coordinator:
         assert self._plan is not None
         incident.resumed_s = self._now_s
         incident.moved_bytes = sum(joined.moved_bytes for joined in self._joined.values())
-        incident.action = _describe(self._plan)
+        incident.action = layout_line(self._plan.plan)
         self._actions.append(Log("incident", incident.row()))
         self._say(incident.line)
 
@@ -477,13 +480,3 @@ class Coordinator:
 
 def _ranks(ranks: list[int]) -> str:
     return ", ".join(str(rank) for rank in ranks)
-
-
-def _describe(plan: VerifiedPlan) -> str:
-    """The layout in one line: which groups differ from the healthy mesh."""
-    mesh = plan.plan.mesh
-    shrunk = [f"{g.name} TP {mesh.tp} -> {g.tp}" for g in plan.plan.groups if g.tp < mesh.tp]
-    left = {group.replica for group in plan.plan.groups}
-    dropped = [f"dp{replica} dropped" for replica in range(mesh.dp) if replica not in left]
-    standby = [f"standby {_ranks(list(plan.plan.standby))}"] if plan.plan.standby else []
-    return ", ".join(shrunk + dropped + standby) or "same layout"

@@ -34,6 +34,8 @@ class VerifiedPlan(msgspec.Struct, frozen=True):
 
     text: str
     plan: Plan
+    decision: dict[str, object] | None = None
+    """Why it is this one: what was considered, with predicted times. None for the first plan."""
 
 
 class Planner:
@@ -72,7 +74,10 @@ class Planner:
         health = Health(lost=frozenset(lost))
         pricing = Pricing(self._shape, self._costs, self._cluster, health)
         decision = adapt(Situation(previous.plan, pricing, resume_step=step), budget=_BUDGET)
-        return self._verified(decision.plan, previous=previous.plan)
+        verified = self._verified(decision.plan, previous=previous.plan)
+        record = decision.record()
+        del record["text"]  # the plan is stored on its own
+        return msgspec.structs.replace(verified, decision=record)
 
     def _verified(self, plan: Plan, previous: Plan | None) -> VerifiedPlan:
         text = print_plan(plan)

@@ -76,6 +76,17 @@ def test_an_incident_says_when_it_was_seen_and_when_all_ran_again(killed: Run) -
         assert incident["moved_bytes"] > 0
 
 
+def test_each_recovery_says_what_else_was_considered(killed: Run) -> None:
+    """Candidates with predicted times, and which one was chosen; the plan is stored on its own."""
+    decisions = killed.events("decision")
+    assert [row["generation"] for row in decisions] == [2, 3]
+    for row in decisions:
+        assert row["chosen"] in [each["name"] for each in row["considered"]]
+        assert len(row["considered"]) > 1
+        assert row["iteration_s"] > 0
+        assert "text" not in row
+
+
 def test_survivors_notice_in_well_under_a_second(killed: Run) -> None:
     """From SIGKILL to the last survivor knowing it."""
     for incident in killed.events("incident"):

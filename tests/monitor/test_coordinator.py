@@ -300,7 +300,7 @@ def test_the_incident_is_told_with_evidence_action_and_cost():
     (say,) = desk.all_of(Say)
     assert say.line == (
         "! lost rank 1 (its executor ended with signal 9) seen after 250 ms, running again after "
-        "500 ms: dp0.pp0 TP 2 -> 1; step 0 is redone"
+        "500 ms: dp0.pp0 TP 2 -> 1, 1 stage run of micro-batches moved; step 0 is redone"
     )
     (log,) = [log for log in desk.all_of(Log) if log.kind == "incident"]
     assert log.fields["moved_bytes"] == 30
