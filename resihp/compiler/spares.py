@@ -77,13 +77,13 @@ def share_out(
     targets = share.floors
     if share.served(targets) is None:
         return None
-    open_groups = set(targets) if share.has_spares else set[GroupName]()
+    open_groups = set(targets if share.has_spares else ())
     while open_groups:
         targets = share.raised(targets, open_groups)
         slowest = min(targets[name] for name in open_groups)
         slow = sorted(name for name in open_groups if targets[name] == slowest)
         stuck = [name for name in slow if not share.can_rise(targets, name)]
-        open_groups.difference_update(stuck or slow[-1:])
+        open_groups.difference_update(stuck or [share.who_stays(targets, open_groups, slow)])
     demands = share.served(targets)
     assert demands is not None, "nothing is promised that cannot be had"
     return {want.group.name: demand for want, demand in zip(wanting, demands, strict=True)}
@@ -121,7 +121,8 @@ class _Share:
                 option[0] for option in self._options[want.group.name] if not option[1].num_spares
             ]
             self.floors[want.group.name] = max(own_rates, default=0.0)
-        self.has_spares = taken < (self._supply[-1] if self._supply else 0)
+        self.has_spares = taken < len(speeds) or not all(self.floors.values())
+        """Whether ranks change hands at all."""
 
     def _demand(self, want: Wanting, degree: int, speed: float) -> Demand:
         own = sum(mine >= speed for mine in self._own[want.group.name])
@@ -172,6 +173,20 @@ class _Share:
             else:
                 best, low = tried, middle + 1
         return best
+
+    def who_stays(
+        self,
+        targets: Mapping[GroupName, float],
+        names: Collection[GroupName],
+        slow: Sequence[GroupName],
+    ) -> GroupName:
+        """Of the `slow` ones, which cannot all rise, the one without which the others rise most."""
+
+        def rest(name: GroupName) -> list[float]:
+            others = [other for other in names if other != name]
+            return sorted(self.raised(targets, others).values())
+
+        return max(slow, key=rest) if len(names) > 1 else slow[0]
 
     def can_rise(self, targets: Mapping[GroupName, float], name: GroupName) -> bool:
         """Whether one group alone can be faster than its target."""
