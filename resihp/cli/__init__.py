@@ -58,6 +58,7 @@ VERBS = {
     "plan": Verb("resihp.cli.plan", "make the plan of a healthy job", light=True),
     "lower": Verb("resihp.cli.lower", "make the plan of a schedule", light=True),
     "show": Verb("resihp.cli.show", "draw what a plan does over time", light=True),
+    "adapt": Verb("resihp.cli.adapt", "make the best plan for what is left", light=True),
     "simulate": Verb("resihp.cli.simulate", "tell how long a plan takes, and why", light=True),
     "expand": Verb("resihp.cli.expand", "list the program of one rank", light=True),
     "import": Verb("resihp.cli.import_csv", "make a plan of torch's pipelining CSV", light=True),

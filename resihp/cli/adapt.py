@@ -1,0 +1,157 @@
+"""`resihp adapt`: the best plan for what is left of a job, and why it is that one."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from resihp.cli import described
+from resihp.cli.plan_files import (
+    is_json,
+    name_of_file,
+    parse_text,
+    read_text,
+    report,
+    write_text,
+)
+from resihp.errors import UserError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from resihp.compiler.adaptation import Decision, Situation
+    from resihp.ir.model import Plan
+    from resihp.ir.source import Parsed
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    parser.add_argument("file", metavar="PLAN", help="the plan that ran before, or - for stdin")
+    described.add_cluster(parser)
+    described.add_health(parser)
+    parser.add_argument(
+        "--back",
+        action="append",
+        default=[],
+        metavar="rank=5,6|node=2",
+        help="ranks that the plan has lost and that are back, without state (repeatable)",
+    )
+    parser.add_argument(
+        "--resume",
+        type=int,
+        metavar="STEP",
+        help="the interrupted iteration that the plan redoes (default: it begins a new one)",
+    )
+    parser.add_argument(
+        "--whole-microbatches",
+        action="store_true",
+        help="each micro-batch runs all its stages in one replica",
+    )
+    parser.add_argument("--keep-layers", action="store_true", help="layers stay in their stages")
+    parser.add_argument(
+        "--least-gain",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="change nothing that can stay unless an iteration gets shorter by this share, such "
+        "as 0.02 (default: 0)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=int,
+        metavar="CHUNKS",
+        help="chunks of work that the planner may play (default: 20000); the same number always "
+        "gives the same plan",
+    )
+    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this file")
+    parser.add_argument(
+        "--format",
+        choices=("plan", "text", "json"),
+        default="plan",
+        help="on stdout: the plan, with the decision on stderr (default); the decision alone; or "
+        "the decision with the plan's text in it as JSON",
+    )
+    parser.epilog = (
+        "Both plans are verified, the new one against the old one. "
+        "Exit status: 0 done, 1 findings, 2 wrong use, 4 no plan can carry the loss."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify the plan, adapt it, and tell what was decided."""
+    from resihp.compiler.adaptation import DEFAULT_BUDGET, adapt
+
+    text = read_text(args.file)
+    parsed = parse_text(text, args.file)
+    if isinstance(parsed, tuple):
+        report(parsed, text, args.file)
+        return 1
+    if _has_errors(parsed, args.file):
+        return 1
+    if not 0.0 <= args.least_gain < 1.0:
+        raise UserError(f"--least-gain {args.least_gain}: must be from 0 to below 1")
+    budget = DEFAULT_BUDGET if args.budget is None else args.budget
+    if budget < 0:
+        raise UserError(f"--budget {budget}: must be at least 0; nearest valid: 0")
+    decision = adapt(_situation(parsed.plan, args), budget=budget, least_gain=args.least_gain)
+    _tell(decision, args)
+    return 0
+
+
+def _situation(plan: Plan, args: argparse.Namespace) -> Situation:
+    """The plan before and all that the command line says. Raises UserError."""
+    from msgspec import structs
+
+    from resihp.compiler.adaptation import Profile, Situation
+    from resihp.compiler.incidents import Incident, Incidents, health_of
+    from resihp.ir.model import Level
+
+    if plan.level is not Level.PLAN:
+        raise UserError(f"{name_of_file(args.file)} is a {plan.level}; `resihp lower` it first")
+    if args.resume is not None and args.resume < 0:
+        raise UserError(f"--resume {args.resume}: must be at least 0; nearest valid: 0")
+    plan = structs.replace(plan, precision=described.precision_of(args, plan))
+    pricing = described.pricing_of(plan, args)
+    back = Incidents(fail=[Incident("--back", text) for text in args.back])
+    return Situation(
+        plan,
+        pricing,
+        Profile(moves_single_stages=not args.whole_microbatches, repartitions=not args.keep_layers),
+        args.resume,
+        health_of(back, pricing.cluster, plan.mesh.world).lost,
+    )
+
+
+def _tell(decision: Decision, args: argparse.Namespace) -> None:
+    """Write the plan and the decision where they were asked for."""
+    import msgspec
+
+    from resihp.ir.plan_json import print_json
+
+    if args.output is not None:
+        as_json = is_json(args.output)
+        write_text(args.output, print_json(decision.plan) if as_json else decision.text)
+    match args.format:
+        case "json":
+            encoded = msgspec.json.format(msgspec.json.encode(decision.record()))
+            sys.stdout.write(encoded.decode() + "\n")
+        case "text":
+            sys.stdout.write(decision.summary() + "\n")
+        case _:
+            print(decision.summary(), file=sys.stderr)
+            if args.output is None:
+                sys.stdout.write(decision.text)
+
+
+def _has_errors(parsed: Parsed, path: str) -> bool:
+    """Whether the verifier finds errors; whatever it finds is printed."""
+    from resihp.compiler.facts import facts_of
+    from resihp.ir.render import render_text
+    from resihp.ir.verify import has_errors, verify
+
+    findings = verify(parsed, facts=facts_of)
+    if findings:
+        print(render_text(findings, parsed.text, name_of_file(path)), file=sys.stderr)
+    return has_errors(findings)
