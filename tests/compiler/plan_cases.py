@@ -62,7 +62,15 @@ def findings(plan: Plan, previous: Plan | None = None) -> list[Diagnostic]:
 
 
 def makespan(orders: Sequence[Sequence[Work]], cost: Mapping[Op, int] = UNIT_COST) -> int:
-    """When the last position is done if transfers take no time: the obvious simulation."""
+    """When the last position is done if transfers take no time."""
+    return max(end for _, end in spans(orders, cost))
+
+
+def spans(
+    orders: Sequence[Sequence[Work]], cost: Mapping[Op, int] = UNIT_COST
+) -> list[tuple[int, int]]:
+    """When each position begins and ends: the obvious simulation, with transfers in no time."""
+    begins: list[int | None] = [None] * len(orders)
     last = max(work.stage for order in orders for work in order)
     ends: dict[tuple[Op, int, int], int] = {}
     clocks, positions = [0] * len(orders), [0] * len(orders)
@@ -83,12 +91,14 @@ def makespan(orders: Sequence[Sequence[Work]], cost: Mapping[Op, int] = UNIT_COS
                 if needs is not None and needs not in ends:
                     break
                 start = max(clocks[position], ends[needs] if needs is not None else 0)
+                if begins[position] is None:
+                    begins[position] = start
                 clocks[position] = start + cost[op]
                 ends[op, stage, number] = clocks[position]
                 positions[position] += 1
                 moved = True
     assert positions == [len(order) for order in orders], "the orders wait for each other"
-    return max(clocks)
+    return [(begin or 0, end) for begin, end in zip(begins, clocks, strict=True)]
 
 
 def chunks_by_rank(plan: Plan) -> dict[int, dict[int, set[int]]]:
