@@ -18,7 +18,7 @@ from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate.course import Course
 from resihp.compiler.simulate.times import Floats, Prices
 from resihp.errors import UserError
-from resihp.ir.arrays import ABSENT, Ints
+from resihp.ir.arrays import Ints
 from resihp.ir.lanes import COMPUTE
 from resihp.ir.model import Group, GroupName, Level, Op, Plan
 from resihp.ir.placement import placement_of
@@ -148,8 +148,6 @@ def _rates(course: Course, pricing: Pricing, places: Places) -> _Rates:
             rates.fixed[entries, op] = price.comm_fixed_s
             rates.per_token[entries, op] = price.per_token_s / slowed + price.comm_per_token_s
             rates.per_pair[entries, op] = price.per_pair_s / slowed
-    if course.arrays.plan.level is Level.PLAN:
-        _add_ends(course, pricing, places, rates.fixed)
     return rates
 
 
@@ -159,54 +157,59 @@ def _by_kind(kind: Ints) -> list[Ints]:
     return np.split(order, np.flatnonzero(np.diff(kind[order])) + 1)
 
 
-def _add_ends(course: Course, pricing: Pricing, places: Places, fixed: Floats) -> None:
-    """`reduce_grads` by stage, and `step` by lane, where its first stage has its entry."""
-    held, placement = course.held, course.arrays.placement
+def _price_ends(course: Course, pricing: Pricing, places: Places, duration: Floats) -> None:
+    """`reduce_grads` by stage, and `step`, the last instruction of every lane."""
+    plan, placement = course.arrays.plan, course.arrays.placement
+    if plan.level is not Level.PLAN:
+        return
     holders: dict[int, list[Group]] = {}
-    for group in course.arrays.plan.groups:
+    for group in plan.groups:
         holders.setdefault(group.pp, []).append(group)
     reduce_s = [
         pricing.reduce_s(holders[pp], layers)
         for pp, layers in zip(placement.pp, placement.layers, strict=True)
     ]
-    fixed[:, Op.REDUCE_GRADS] = np.array(reduce_s)[held.stage]
+    duration[course.meetings.at] = np.array(reduce_s)[course.meetings.stage]
     groups = lane_groups(course, places)
     of_kind = {(group.pp, group.tp): group for group in groups}
     step_s = {kind: pricing.step_s(group) for kind, group in of_kind.items()}
-    fixed[held.first, Op.STEP] = [step_s[group.pp, group.tp] for group in groups]
+    last = course.arrays.lanes.start[1:] - 1
+    duration[last] = [step_s[group.pp, group.tp] for group in groups]
 
 
 def _durations(
     course: Course, pricing: Pricing, places: Places, lengths: tuple[Floats, Floats] | None
 ) -> Floats:
-    arrays = course.arrays
-    table, lanes = arrays.table, arrays.lanes
+    arrays, work = course.arrays, course.work
     rates = _rates(course, pricing, places)
-    number = course.held.number[np.where(table.stage == ABSENT, 0, table.stage)]
-    code = np.where(table.stage == ABSENT, 0, number) * _NUM_OPS + table.op
-    at = code[arrays.row]
-    at += np.repeat(course.held.first * _NUM_OPS, np.diff(lanes.start))
+    entry = course.held.entry(work.lane, np.arange(course.num_stages)[:, None])
     if lengths is None:
         nominal = Lengths.of((arrays.plan.batch.tokens,))
         whole = rates.fixed + rates.per_token * nominal.tokens + rates.per_pair * nominal.pairs
-        return whole.ravel()[at]
-    tokens, pairs = lengths
-    micro_batch = _micro_batches(course)
-    duration = rates.per_token.ravel()[at] * tokens[micro_batch]
-    duration += rates.per_pair.ravel()[at] * pairs[micro_batch]
-    duration += rates.fixed.ravel()[at]
+
+        def seconds(op: Op) -> Floats:
+            return whole[:, op][entry]
+    else:
+        count = arrays.plan.batch.microbatches
+        columns = (arrays.homes[:, None] * count + np.arange(count)).ravel()
+        tokens, pairs = lengths[0][columns], lengths[1][columns]
+
+        def seconds(op: Op) -> Floats:
+            per_token, per_pair = rates.per_token[:, op][entry], rates.per_pair[:, op][entry]
+            return rates.fixed[:, op][entry] + per_token * tokens + per_pair * pairs
+
+    duration = np.zeros(arrays.lanes.num_instrs)
+    duration[work.forward] = seconds(Op.F)
+    fused = work.backward == work.weights
+    if fused.all():
+        duration[work.backward] = seconds(Op.BW)
+    else:
+        duration[work.weights] = seconds(Op.W)
+        duration[work.backward] = seconds(Op.B)
+        if fused.any():
+            duration[work.backward[fused]] = seconds(Op.BW)[fused]
+    _price_ends(course, pricing, places, duration)
     return duration
-
-
-def _micro_batches(course: Course) -> Ints:
-    """Number of each instruction's micro-batch through all homes; any where it has none."""
-    arrays = course.arrays
-    table, count = arrays.table, arrays.plan.batch.microbatches
-    at_home = table.home == ABSENT
-    number = np.where(table.microbatch == ABSENT, 0, table.microbatch)
-    number += np.where(at_home, 0, table.home) * count
-    home = arrays.lanes.replica * count
-    return number[arrays.row] + at_home[arrays.row] * home[arrays.lane]
 
 
 def of_crossings(
