@@ -107,7 +107,7 @@ def course_of(arrays: Arrays | None) -> Course:
     # What an overlapped pair of a schedule makes is there when both have ended.
     sent = crossings.sent if is_plan else crossings.sent + np.isin(crossings.sent, pairs)
     crossings = crossings._replace(sent=sent)
-    nodes = nodes_of(arrays.lanes, crossings.sent, crossings.use, meetings)
+    nodes = nodes_of(arrays, crossings.sent, crossings.use, meetings)
     order = walk(arrays.lanes, nodes, meetings)
     if order is None:
         raise _unsound("streams wait for each other for ever")

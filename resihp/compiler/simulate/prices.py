@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resihp.compiler.costs import Lengths
 from resihp.compiler.links import Crossing
@@ -20,7 +22,7 @@ from resihp.compiler.simulate.times import Floats, Prices
 from resihp.errors import UserError
 from resihp.ir.arrays import Ints
 from resihp.ir.lanes import COMPUTE
-from resihp.ir.model import Group, GroupName, Level, Op, Plan
+from resihp.ir.model import Group, Level, Op, Plan
 from resihp.ir.placement import placement_of
 
 __all__ = [
@@ -39,7 +41,8 @@ _NUM_OPS = len(Op)
 class Places(NamedTuple):
     """What prices depend on, by (position, replica); where there is no group any number."""
 
-    groups: dict[GroupName, Group]
+    group: NDArray[np.object_]
+    """None where there is none."""
     speed: Floats
     node: Ints
 
@@ -47,8 +50,9 @@ class Places(NamedTuple):
 def places_of(plan: Plan, pricing: Pricing) -> Places:
     """Speed and node of every group. Raises UserError where one has a lost rank."""
     groups = plan.groups
-    size = np.fromiter((len(group.ranks) for group in groups), np.intp, len(groups))
-    ranks = np.fromiter(chain.from_iterable(g.ranks for g in groups), np.intp, int(size.sum()))
+    members = list(map(attrgetter("ranks"), groups))
+    size = np.fromiter(map(len, members), np.intp, len(groups))
+    ranks = np.fromiter(chain.from_iterable(members), np.intp, int(size.sum()))
     first = np.cumsum(size) - size
     of_rank = np.ones(plan.mesh.world)
     for rank in {*pricing.health.speed, *pricing.health.lost} & set(range(plan.mesh.world)):
@@ -61,13 +65,14 @@ def places_of(plan: Plan, pricing: Pricing) -> Places:
             f"rank {lost} is lost, and {group.name} of the plan needs it; `resihp adapt` makes a "
             f"plan without it"
         )
-    names = [group.name for group in groups]
-    at = np.array([(name.pp, name.replica) for name in names]).T
-    speed = np.ones((plan.mesh.pp, plan.mesh.dp))
-    node = np.zeros((plan.mesh.pp, plan.mesh.dp), np.intp)
-    speed[at[0], at[1]] = slowest
-    node[at[0], at[1]] = ranks[first] // pricing.cluster.cluster.gpus_per_node
-    return Places(dict(zip(names, groups, strict=True)), speed, node)
+    shape = plan.mesh.pp, plan.mesh.dp
+    pp = np.fromiter(map(attrgetter("pp"), groups), np.intp, len(groups))
+    replica = np.fromiter(map(attrgetter("replica"), groups), np.intp, len(groups))
+    places = Places(np.full(shape, None), np.ones(shape), np.zeros(shape, np.intp))
+    places.group[pp, replica] = np.fromiter(groups, np.object_, len(groups))
+    places.speed[pp, replica] = slowest
+    places.node[pp, replica] = ranks[first] // pricing.cluster.cluster.gpus_per_node
+    return places
 
 
 def kinds_of(
@@ -121,8 +126,7 @@ def prices_of(
 def lane_groups(course: Course, places: Places) -> list[Group]:
     """The group of each lane."""
     lanes = course.arrays.lanes
-    names = zip(lanes.replica.tolist(), lanes.pp.tolist(), strict=True)
-    return [places.groups[GroupName(replica, pp)] for replica, pp in names]
+    return places.group[lanes.pp, lanes.replica].tolist()
 
 
 class _Rates(NamedTuple):
@@ -170,11 +174,10 @@ def _price_ends(course: Course, pricing: Pricing, places: Places, duration: Floa
         for pp, layers in zip(placement.pp, placement.layers, strict=True)
     ]
     duration[course.meetings.at] = np.array(reduce_s)[course.meetings.stage]
-    groups = lane_groups(course, places)
-    of_kind = {(group.pp, group.tp): group for group in groups}
-    step_s = {kind: pricing.step_s(group) for kind, group in of_kind.items()}
-    last = course.arrays.lanes.start[1:] - 1
-    duration[last] = [step_s[group.pp, group.tp] for group in groups]
+    lanes, groups = course.arrays.lanes, lane_groups(course, places)
+    last = lanes.start[1:] - 1
+    for members in _by_kind(lanes.pp * (int(lanes.tp.max()) + 1) + lanes.tp):
+        duration[last[members]] = pricing.step_s(groups[int(members[0])])
 
 
 def _durations(

@@ -68,8 +68,17 @@ class Simulation:
         self.pricing = pricing
         self.places = places
         self.prices = prices
-        self.start = times.start
-        self.end = times.end
+        self.times = times
+
+    @property
+    def start(self) -> Floats:
+        """Of every instruction."""
+        return self.times.start
+
+    @property
+    def end(self) -> Floats:
+        """Of every instruction."""
+        return self.times.end
 
     @property
     def plan(self) -> Plan:
@@ -84,7 +93,7 @@ class Simulation:
     @cached_property
     def iteration_s(self) -> float:
         """When the last instruction ends."""
-        return float(self.end.max())
+        return self.times.makespan
 
     @property
     def compute_s(self) -> float:
@@ -261,8 +270,8 @@ class Simulation:
             # Replicas that are alike have nothing to do with others.
             rows += (
                 (
-                    self.places.groups[GroupName(replica, sender.pp)],
-                    self.places.groups[GroupName(replica, receiver.pp)],
+                    self.places.group[sender.pp, replica],
+                    self.places.group[receiver.pp, replica],
                     num_bytes,
                 )
                 for replica in members

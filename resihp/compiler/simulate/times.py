@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resihp.compiler.simulate.course import Course
+from resihp.ir.arrays import Ints
 from resihp.ir.model import Level
 
 __all__ = ["Floats", "Prices", "Times", "play"]
@@ -24,11 +26,60 @@ class Prices(NamedTuple):
     """From the send of each crossing until the tensor may be used."""
 
 
-class Times(NamedTuple):
-    """Seconds from the begin of the iteration, one entry per instruction."""
+class Times:
+    """Seconds from the begin of the iteration, one entry per instruction, made when asked for."""
 
-    start: Floats
-    end: Floats
+    def __init__(self, course: Course, prices: Prices, elapsed: Floats, late: Floats) -> None:
+        self._course = course
+        self._prices = prices
+        self._elapsed = elapsed
+        self._late = late[: course.num_entries]
+
+    @property
+    def start(self) -> Floats:
+        """When each instruction starts."""
+        return self._both[0]
+
+    @property
+    def end(self) -> Floats:
+        """When it ends. Rounding never lets one end after the next one starts."""
+        return self._both[1]
+
+    @cached_property
+    def _both(self) -> tuple[Floats, Floats]:
+        count = np.diff(self._course.position, append=len(self._prices.duration))
+        end = np.repeat(self._late, count)
+        start = end + self._elapsed[:-1]
+        end += self._elapsed[1:]
+        if self._has_step:
+            start[self._last] = self._step_s
+            end[self._last] = self._step_s + self._prices.duration[self._last]
+        return start, end
+
+    @cached_property
+    def makespan(self) -> float:
+        """When the last instruction ends."""
+        if self._has_step:
+            return self._step_s + float(self._prices.duration[self._last].max())
+        return float((self._late_at_end + self._elapsed[self._last + 1]).max())
+
+    @cached_property
+    def _step_s(self) -> float:
+        """`step` is the last instruction of every lane and waits for all of them."""
+        return float((self._late_at_end + self._elapsed[self._last]).max())
+
+    @property
+    def _has_step(self) -> bool:
+        return self._course.arrays.plan.level is Level.PLAN
+
+    @property
+    def _last(self) -> Ints:
+        return self._course.arrays.lanes.start[1:] - 1
+
+    @property
+    def _late_at_end(self) -> Floats:
+        # The entry before the begin of the next lane.
+        return self._late[self._course.nodes.first[1:] - 1]
 
 
 def play(course: Course, prices: Prices, late: Floats | None = None) -> Times:
@@ -40,14 +91,7 @@ def play(course: Course, prices: Prices, late: Floats | None = None) -> Times:
     np.cumsum(prices.duration, out=elapsed[1:])
     if late is None:
         late = _lateness(course, elapsed, prices.delay)
-    count = np.diff(course.position, append=len(prices.duration))
-    start = np.repeat(late[: course.num_entries], count)
-    # Sums of the same numbers: rounding never lets an instruction end after the next one starts.
-    end = start + elapsed[1:]
-    start += elapsed[:-1]
-    if course.arrays.plan.level is Level.PLAN:
-        _step_together(course, prices.duration, start, end)
-    return Times(start, end)
+    return Times(course, prices, elapsed, late)
 
 
 def _lateness(course: Course, elapsed: Floats, delay: Floats) -> Floats:
@@ -101,10 +145,3 @@ def _met_at(course: Course, stage: int, late: Floats, elapsed: Floats) -> float:
     """When the last holder of `stage` comes to its `reduce_grads`."""
     members = course.nodes.meeting[course.meetings.stage == stage]
     return float((late[members] + elapsed[course.position[members + 1]]).max())
-
-
-def _step_together(course: Course, duration: Floats, start: Floats, end: Floats) -> None:
-    """`step` is the last instruction of every lane and waits for all of them."""
-    last = course.arrays.lanes.start[1:] - 1
-    start[last] = start[last].max()
-    end[last] = start[last] + duration[last]

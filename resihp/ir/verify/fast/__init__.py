@@ -91,8 +91,8 @@ def _prove_progress(
     pairs: Ints,
 ) -> bool:
     if arrays.plan.level is Level.PLAN:
-        return prove_progress(arrays.lanes, messages.send, messages.use, meetings)
+        return prove_progress(arrays, messages.send, messages.use, meetings)
     produce, consume = crossing(tensors)
     # What an overlapped pair makes is there when both have ended.
     sent = produce + np.isin(produce, pairs)
-    return prove_progress(arrays.lanes, sent, consume, meetings)
+    return prove_progress(arrays, sent, consume, meetings)

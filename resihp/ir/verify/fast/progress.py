@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from resihp.ir.arrays import Ints, Lanes
+from resihp.ir.arrays import Arrays, Ints, Lanes
 
 __all__ = ["Meetings", "Nodes", "Walk", "nodes_of", "prove_progress", "walk"]
 
@@ -64,13 +64,13 @@ class Walk(NamedTuple):
     """What comes after the rounds, one by one."""
 
 
-def prove_progress(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> bool:
+def prove_progress(arrays: Arrays, sent: Ints, use: Ints, meetings: Meetings) -> bool:
     """Whether no stream waits for ever.
 
     `sent` are indices of instructions after which a tensor is on its way, `use` those of the
     instructions that wait for it.
     """
-    return _ends(lanes, nodes_of(lanes, sent, use, meetings), meetings, None)
+    return _ends(arrays.lanes, nodes_of(arrays, sent, use, meetings), meetings, None)
 
 
 def walk(lanes: Lanes, nodes: Nodes, meetings: Meetings) -> Walk | None:
@@ -89,20 +89,21 @@ def _ends(lanes: Lanes, nodes: Nodes, meetings: Meetings, order: Walk | None) ->
     return np.array_equal(at[: lanes.num], nodes.first[1:] - 1)
 
 
-def nodes_of(lanes: Lanes, sent: Ints, use: Ints, meetings: Meetings) -> Nodes:
+def nodes_of(arrays: Arrays, sent: Ints, use: Ints, meetings: Meetings) -> Nodes:
     """The waiting instructions; arguments as for `prove_progress`."""
-    waits = np.zeros(lanes.num_instrs, np.intp)
-    waits[use] = 1
-    waits[meetings.at] = 1
-    before = np.concatenate(([0], np.cumsum(waits)))
-    first = before[lanes.start] + np.arange(lanes.num + 1)
-    # From here on with the last nodes of the lanes before.
-    before[:-1] += np.repeat(np.arange(lanes.num), np.diff(lanes.start))
+    lanes, lane = arrays.lanes, arrays.lane
+    upto = np.zeros(lanes.num_instrs + 1, np.intp)
+    upto[use + 1] = 1
+    upto[meetings.at + 1] = 1
+    # How many wait before each instruction; each lane before it has another node at its end.
+    np.cumsum(upto, out=upto)
+    first = upto[lanes.start] + np.arange(lanes.num + 1)
     awaited = np.zeros(int(first[-1]), np.intp)
     until = np.full(len(awaited), _NEVER)
-    user, meeting = before[use], before[meetings.at]
-    until[user] = before[sent] + waits[sent]
-    awaited[user] = np.searchsorted(first, until[user], "right") - 1
+    sender = lane[sent]
+    user, meeting = upto[use] + lane[use], upto[meetings.at] + meetings.lane
+    until[user] = upto[sent + 1] + sender
+    awaited[user] = sender
     awaited[meeting] = lanes.num + meetings.stage
     until[meeting] = 1
     return Nodes(first, awaited, until, user, meeting)
