@@ -12,15 +12,17 @@ from plan_generator import as_schedule, generate
 from random_prices import random_lengths, random_pricing
 from slow_player import slow_play
 
-from resihp.compiler import facts_of
+from resihp.compiler import facts_of, lower, ordered, spread_work
 from resihp.compiler.cluster import Health
 from resihp.compiler.costs import Lengths
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate import Simulation, Simulator, simulate
+from resihp.compiler.simulate.report import report_of
+from resihp.compiler.simulate.report_text import render_report
 from resihp.errors import UserError
 from resihp.ir.arrays import arrays_of
 from resihp.ir.lanes import lanes_of
-from resihp.ir.model import Op, Plan
+from resihp.ir.model import Op, Plan, Stream
 from resihp.ir.transfers import transfers_of
 from resihp.ir.verify.memory import peaks_of
 
@@ -182,3 +184,22 @@ def test_tokens_a_second_are_those_of_the_lengths():
     assert simulation.tokens_per_s * simulation.iteration_s == pytest.approx(21 + 12)
     nominal = simulate(plan, pricing)
     assert nominal.tokens_per_s * nominal.iteration_s == pytest.approx(6 * 32)
+
+
+def test_groups_without_work_are_played_and_reported():
+    """All work runs in one replica: the others have empty streams in the schedule."""
+    plan = plan_of(tp=1, pp=2, dp=2)
+    pricing = random_pricing(plan, random.Random(1))
+    one = msgspec.structs.replace(
+        plan, groups=tuple(group for group in plan.groups if group.replica == 0), streams=()
+    )
+    busy = ordered(one, "1f1b", {0: spread_work([0], 2, 4)[0]})
+    idle = tuple(Stream(replicas=(1,), pp=pp, body=()) for pp in range(2))
+    schedule = msgspec.structs.replace(busy, groups=plan.groups, streams=(*busy.streams, *idle))
+    for each in (schedule, lower(schedule)):
+        for contention in (False, True):
+            simulation = simulate(each, pricing, contention=contention)
+            assert simulation.end.max(initial=0.0) == pytest.approx(simulation.iteration_s)
+            assert [row.busy_s == 0 for row in simulation.groups()] == [False, True] * 2
+            assert render_report(report_of(simulation))
+        assert_agrees(simulate(each, pricing), each, pricing, None)

@@ -29,7 +29,7 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the iteration that it is busy."""
     peak_bytes: int
     peak_at: str
-    """The instruction during which memory is fullest."""
+    """The instruction during which memory is fullest; empty for a group that does nothing."""
     peak_at_s: float
     """When that starts."""
 
@@ -94,7 +94,7 @@ def _group(time: GroupTime, peak: Peak) -> GroupReport:
         bubble_s=time.bubble_s,
         utilisation=time.utilisation,
         peak_bytes=peak.num_bytes,
-        peak_at=spell_instr(peak.instr),
+        peak_at="" if peak.instr is None else spell_instr(peak.instr),
         peak_at_s=peak.start_s,
     )
 

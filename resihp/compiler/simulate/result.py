@@ -42,7 +42,8 @@ class Peak(NamedTuple):
     num_bytes: int
     position: int
     """Of the instruction in the group's stream."""
-    instr: Instr
+    instr: Instr | None
+    """None for a group that does nothing."""
     start_s: float
 
 
@@ -173,6 +174,9 @@ class Simulation:
         for group in self._sorted_groups():
             lane = self.lane_of(group.name)
             first, end = int(lanes.start[lane]), int(lanes.start[lane + 1])
+            if first == end:
+                rows.append(Peak(group, int(usage.state[lane]), 0, None, 0.0))
+                continue
             at = first + int(usage.during[first:end].argmax())
             num_bytes = int(usage.during[at] + usage.state[lane])
             instr = self._bodies[group.name][at - first]
