@@ -81,7 +81,7 @@ def _place(group: GroupReport) -> str:
 
 def _links(report: Report) -> list[str]:
     if not report.links:
-        return ["links     nothing crosses nodes but gradients"]
+        return ["links     no tensor goes from node to node"]
     lines = [
         f"node {link.source} -> {link.target}: {readable_bytes(link.num_bytes)}, "
         f"{link.share:.1%} of its adapters' time"
