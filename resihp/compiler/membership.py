@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from resihp.compiler.locality import neighbours
+from resihp.compiler.locality import Neighbours, neighbours
 from resihp.compiler.reconfigure import lines_to
 from resihp.compiler.seats import seats
 from resihp.compiler.sources import State, spell_layers
 from resihp.compiler.spares import Demand, Rate, Wanting, nominal_rate, share_out
 from resihp.ir.model import Group, GroupName, Mesh, Reshard
 
-__all__ = ["Regrouped", "Shortage", "regroup"]
+__all__ = ["Regrouped", "Shortage", "form", "regroup"]
 
 
 class Shortage(NamedTuple):
@@ -75,16 +75,9 @@ def regroup(
     def speed_of(rank: int) -> float:
         return speeds.get(rank, 1.0)
 
-    formed: dict[GroupName, Group] = {}
-    shortages: list[Shortage] = []
-    for some, spare in neighbours(wanting, pool, mesh, node_of):
-        demands = share_out(some, spare, mesh.tp, speed_of, rate)
-        if demands is None:
-            shortages += [_too_few(want) for want in some if len(want.own) < want.least]
-        elif not shortages:
-            formed.update(_seated(some, demands, spare, state, speed_of, node_of))
-    if shortages:
-        return shortages
+    formed, short = _formed(wanting, pool, state, speed_of, rate, node_of)
+    if short:
+        return [_too_few(want) for want in short]
     new = tuple(formed.get(group.name, group) for group in groups)
     free = pool.union(*(want.own for want in wanting))
     return Regrouped(
@@ -94,10 +87,59 @@ def regroup(
     )
 
 
+def form(
+    wanting: Sequence[Wanting],
+    pool: frozenset[int],
+    state: State,
+    *,
+    speed_of: Callable[[int], float],
+    rate: Rate = nominal_rate,
+    node_of: Callable[[int], int] | None = None,
+) -> dict[GroupName, Group]:
+    """Those of `wanting` that can be formed of their own ranks and of `pool`.
+
+    Where ranks are too few for all, the neediest are given up, the last of them first, and what
+    they have left is spare for the others.
+    """
+    left = list(wanting)
+    while True:
+        formed, short = _formed(left, pool, state, speed_of, rate, node_of)
+        if not short:
+            return formed
+        _, at = max((want.least - len(want.own), left.index(want)) for want in short)
+        pool = pool.union(left.pop(at).own)
+
+
+def _formed(
+    wanting: Sequence[Wanting],
+    pool: frozenset[int],
+    state: State,
+    speed_of: Callable[[int], float],
+    rate: Rate,
+    node_of: Callable[[int], int] | None,
+) -> tuple[dict[GroupName, Group], list[Wanting]]:
+    """All groups, or else those that have too few ranks where ranks are too few for all."""
+    mesh, short = state.previous.mesh, list[GroupName]()
+    shares: list[tuple[Neighbours, dict[GroupName, Demand]]] = []
+    for near in neighbours(wanting, pool, mesh, node_of):
+        demands = share_out(near.wanting, near.pool, mesh.tp, speed_of, rate)
+        if demands is None:
+            short += [want.group.name for want in near.wanting if len(want.own) < want.least]
+        else:
+            shares.append((near, demands))
+    if short:
+        return {}, [want for want in wanting if want.group.name in short]
+    return {
+        name: group
+        for near, demands in shares
+        for name, group in _seated(*near, demands, state, speed_of, node_of).items()
+    }, []
+
+
 def _seated(
     wanting: Sequence[Wanting],
-    demands: Mapping[GroupName, Demand],
     spare: frozenset[int],
+    demands: Mapping[GroupName, Demand],
     state: State,
     speed_of: Callable[[int], float],
     node_of: Callable[[int], int] | None,

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from resihp.compiler.subgroup import best_subgroup
 from resihp.ir.model import Group, GroupName
 
 __all__ = ["Demand", "Rate", "Wanting", "nominal_rate", "share_out"]
@@ -72,6 +71,7 @@ def share_out(
     """What each group gets of its own ranks and of `pool`; None where they are too few for all.
 
     Degrees are powers of two from `least` to `max_degree`. Ranks of speed 0 are taken by nobody.
+    Where groups are equally slow and not all can be made faster, the first of `wanting` are.
     """
     share = _Share(wanting, pool, max_degree, speed_of, rate)
     targets = share.floors
@@ -81,7 +81,11 @@ def share_out(
     while open_groups:
         targets = share.raised(targets, open_groups)
         slowest = min(targets[name] for name in open_groups)
-        slow = sorted(name for name in open_groups if targets[name] == slowest)
+        slow = [
+            want.group.name
+            for want in reversed(wanting)
+            if want.group.name in open_groups and targets[want.group.name] == slowest
+        ]
         stuck = [name for name in slow if not share.can_rise(targets, name)]
         open_groups.difference_update(stuck or [share.who_stays(targets, open_groups, slow)])
     demands = share.served(targets)
@@ -114,13 +118,10 @@ class _Share:
         self.floors: dict[GroupName, float] = {}
         """What the own survivors of each group can do; 0 where they are too few."""
         taken = 0
-        for want in wanting:
-            best = best_subgroup(want.own, speed_of, k_min=want.least, k_max=max_degree)
-            taken += 0 if best is None else best.tp
-            own_rates = [
-                option[0] for option in self._options[want.group.name] if not option[1].num_spares
-            ]
-            self.floors[want.group.name] = max(own_rates, default=0.0)
+        for name, options in self._options.items():
+            alone = [(rate, demand.degree) for rate, demand, _ in options if not demand.num_spares]
+            self.floors[name], degree = max(alone, default=(0.0, 0))
+            taken += degree
         self.has_spares = taken < len(speeds) or not all(self.floors.values())
         """Whether ranks change hands at all."""
 

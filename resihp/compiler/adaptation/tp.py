@@ -1,56 +1,51 @@
 """Which ranks form which TP groups when some are lost or slow (section 6.1 of the paper).
 
-Each touched group goes on with the subset of its live members that a rule prefers; Eq. 4 is one
-such rule, and what is best for the whole job may be another. Ranks that are left over are standby.
-They fill up groups of their node afterwards, the slow ones last.
+Eq. 4 is one rule for the degree and the members of a group, and what is best for the whole job may
+be another. Ranks that are left over are spare: they make the slowest groups of their node faster,
+form groups anew, or are standby (`resihp.compiler.spares`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from resihp.compiler.adaptation.problems import least_degree
 from resihp.compiler.adaptation.situation import Situation
-from resihp.compiler.subgroup import Subgroup, subgroups
+from resihp.compiler.membership import form
+from resihp.compiler.spares import Rate, Wanting, nominal_rate
 from resihp.errors import NoFeasiblePlan
-from resihp.ir.model import GroupName, LayerRange
+from resihp.ir.model import Group, GroupName, LayerRange
 
-__all__ = ["RULES", "Members", "Rule", "choose_members", "degraded"]
+__all__ = ["RULES", "Members", "choose_members", "degraded"]
 
 Members = Mapping[GroupName, tuple[int, ...]]
-"""Ranks of each group, in no order that matters; a place without ranks is not in it."""
-Rule = Callable[[Sequence[Subgroup]], Subgroup]
-"""Picks one of the subgroups that a place can have, given the highest throughput first."""
+"""Ranks of each group; a place without ranks is not in it."""
 
 
-def fastest(options: Sequence[Subgroup]) -> Subgroup:
-    """Eq. 4: the highest throughput, of equal ones the higher degree."""
-    return options[0]
-
-
-def fastest_small(options: Sequence[Subgroup]) -> Subgroup:
+def fastest_small(group: Group, degree: int, speed: float) -> float:
     """Eq. 4, of equal throughputs the lower degree: no straggler, less to exchange."""
-    best = options[0].throughput
-    return min((o for o in options if o.throughput >= best * (1 - 1e-9)), key=lambda o: o.tp)
+    return nominal_rate(group, degree, speed) * (1 - 1e-6 * degree)
 
 
-def largest(options: Sequence[Subgroup]) -> Subgroup:
+def largest(group: Group, degree: int, speed: float) -> float:
     """The highest degree: slow members stay, each needs the least memory."""
-    return max(options, key=lambda option: option.tp)
+    del group
+    return degree + speed / 2
 
 
-def whole_speed(options: Sequence[Subgroup]) -> Subgroup:
+def whole_speed(group: Group, degree: int, speed: float) -> float:
     """Healthy members alone where there are any."""
-    return next((option for option in options if option.throughput >= option.tp), options[0])
+    return nominal_rate(group, degree, speed) * (1 if speed >= 1 else 1e-3)
 
 
-RULES: Mapping[str, Rule] = {
-    "fastest": fastest,
+RULES: Mapping[str, Rate] = {
+    "fastest": nominal_rate,
     "fastest, fewer": fastest_small,
     "largest": largest,
     "healthy alone": whole_speed,
 }
-"""By the name that a decision tells; the first is the paper's."""
+"""What makes a group better than another, by the name that a decision tells; the first is the
+paper's, of equal throughputs the higher degree."""
 
 
 def degraded(situation: Situation) -> list[GroupName]:
@@ -61,7 +56,7 @@ def degraded(situation: Situation) -> list[GroupName]:
 
 
 def choose_members(
-    situation: Situation, rule: Rule, layers: Mapping[int, tuple[LayerRange, ...]]
+    situation: Situation, rule: Rate, layers: Mapping[int, tuple[LayerRange, ...]]
 ) -> Members:
     """Members of every group that can be formed, where position pp is to hold `layers[pp]`.
 
@@ -74,7 +69,7 @@ def choose_members(
     replicas = list(range(situation.previous.mesh.dp))
     while True:
         places = [GroupName(replica, pp) for replica in replicas for pp in layers]
-        members = _Choice(situation, rule, k_min, places).run()
+        members = _members(situation, rule, k_min, layers, places)
         missing = [place for place in places if place not in members]
         if not situation.profile.moves_single_stages and missing and len(replicas) > 1:
             replicas.remove(_neediest(missing))
@@ -107,93 +102,39 @@ def _require_all(
             )
 
 
-class _Choice:
-    """One pass over all places."""
+def _members(
+    situation: Situation,
+    rule: Rate,
+    k_min: Mapping[int, int],
+    layers: Mapping[int, tuple[LayerRange, ...]],
+    places: Sequence[GroupName],
+) -> Members:
+    """Ranks of those `places` that can have a group.
 
-    def __init__(
-        self,
-        situation: Situation,
-        rule: Rule,
-        k_min: Mapping[int, int],
-        places: Sequence[GroupName],
-    ) -> None:
-        self._situation = situation
-        self._rule = rule
-        self._k_min = k_min
-        self._places = places
-        self._max = situation.previous.mesh.tp
-        self._touched = frozenset(degraded(situation))
-        self._own = {
-            group.name: [rank for rank in group.ranks if rank in situation.alive]
-            for group in situation.previous.groups
-        }
-        self._members: dict[GroupName, tuple[int, ...]] = {}
-        used = [rank for place in places for rank in self._own.get(place, ())]
-        self._pool = set(situation.alive.difference(used))
-
-    def run(self) -> Members:
-        for place in self._places:
-            own = self._own.get(place, [])
-            if place in self._touched or len(own) < self._k_min[place.pp]:
-                self._shrink(place, own)
-            else:
-                self._members[place] = tuple(own)
-        if self._pool:
-            self._fill()
-        return self._members
-
-    def _shrink(self, place: GroupName, own: Sequence[int]) -> None:
-        """Go on with some of the live members; the others are spare."""
-        choice = self._pick(place, own)
-        if choice is not None:
-            self._members[place] = choice.ranks
-        self._pool.update(own)
-        self._pool.difference_update(self._members.get(place, ()))
-
-    def _fill(self) -> None:
-        """Spare ranks make slow groups faster and missing ones whole, the worst off first.
-
-        Of those that are as badly off, the ones that have to change anyhow come first.
-        """
-        wanting = [place for place in self._places if self._throughput(place) < self._max]
-        for place in sorted(
-            wanting, key=lambda place: (self._throughput(place), place not in self._touched, place)
-        ):
-            for near in self._pools(place):
-                own = self._members.get(place, ())
-                choice = self._pick(place, [*own, *near])
-                if choice is not None and choice.throughput > self._throughput(place):
-                    self._pool.update(own)
-                    self._pool.difference_update(choice.ranks)
-                    self._members[place] = choice.ranks
-                    break
-
-    def _pick(self, place: GroupName, ranks: Sequence[int]) -> Subgroup | None:
-        options = subgroups(
-            ranks, self._situation.speed_of, k_min=self._k_min[place.pp], k_max=self._max
+    Where there are spare ranks all groups that could be faster may take some; of those that are
+    equally slow the ones that have to change anyhow come first.
+    """
+    before = {group.name: group for group in situation.previous.groups}
+    mesh, touched = situation.previous.mesh, frozenset(degraded(situation))
+    pool = situation.alive.difference(*(before[place].ranks for place in places if place in before))
+    wanting: list[Wanting] = []
+    kept: dict[GroupName, tuple[int, ...]] = {}
+    for place in places:
+        group = before.get(place) or Group(
+            replica=place.replica, pp=place.pp, ranks=(), layers=layers[place.pp]
         )
-        return self._rule(options) if options else None
-
-    def _throughput(self, place: GroupName) -> float:
-        ranks = self._members.get(place, ())
-        return len(ranks) * min(map(self._situation.speed_of, ranks), default=0.0)
-
-    def _pools(self, place: GroupName) -> Iterator[list[int]]:
-        """Spare ranks that may join a place: those of its nodes; to form it anew, any others.
-
-        A group that is formed anew had better stand on one node.
-        """
-        mesh = self._situation.previous.mesh
-        node_of = self._situation.pricing.cluster.node_of
-        speed_of = self._situation.speed_of
-        first = (place.replica * mesh.pp + place.pp) * mesh.tp
-        home = range(first, first + mesh.tp)
-        nodes = {node_of(rank) for rank in (*home, *self._members.get(place, ()))}
-        ordered = sorted(self._pool, key=lambda r: (r not in home, -speed_of(r), r))
-        yield [rank for rank in ordered if node_of(rank) in nodes]
-        if place not in self._members:
-            by_node: dict[int, list[int]] = {}
-            for rank in ordered:
-                by_node.setdefault(node_of(rank), []).append(rank)
-            yield from sorted(by_node.values(), key=len, reverse=True)
-            yield ordered
+        least = k_min[place.pp]
+        if place in touched or group.tp < least or (group.tp < mesh.tp and (pool or touched)):
+            own = tuple(rank for rank in group.ranks if rank in situation.alive)
+            wanting.append(Wanting(group, own, least))
+        else:
+            kept[place] = group.ranks
+    formed = form(
+        sorted(wanting, key=lambda want: want.group.name not in touched),
+        pool,
+        situation.state,
+        speed_of=situation.speed_of,
+        rate=rule,
+        node_of=situation.pricing.cluster.node_of,
+    )
+    return kept | {name: group.ranks for name, group in formed.items()}
