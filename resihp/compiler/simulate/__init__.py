@@ -7,6 +7,9 @@ predicted is what runs:
 * A send is posted and takes no time. The tensor may be used `Pricing.crossing` later, the
   gather of its chunks included, which runs beside the stream's compute. The stream waits at the
   gather or the compute that uses it.
+* Tensors between stages have the size of the batch's tokens, whatever the documents. So those of
+  one channel have one price and arrive in their order, unless some are cut and others are not:
+  then a cut one may overtake (with contention it queues like all others).
 * `reduce_grads` waits for all holders of its stage and takes `Pricing.reduce_s`; `step` waits for
   all groups and takes `Pricing.step_s`.
 * An overlapped pair starts once the inputs of both are there and takes the time of both.
