@@ -15,7 +15,7 @@ import msgspec
 from resihp.ir.lanes import alike
 from resihp.ir.model import Group, GroupName, Instr, Plan, Stream
 
-__all__ = ["Kind", "first_of_each", "for_all", "kinds_of"]
+__all__ = ["Kind", "classes_of", "first_of_each", "for_all", "kinds_of"]
 
 _Name = tuple[int | None, int | None]
 """(home, number) of a micro-batch as instructions hold it."""
@@ -45,11 +45,7 @@ def kinds_of(plan: Plan, mark: Callable[[int], object] | None = None) -> list[Ki
     A replica that runs a part of a micro-batch of which others run parts is like no other.
     Replicas of different `mark` are of different kinds.
     """
-    classes = alike(plan)
-    marks: dict[int, object] = {}
-    if mark is not None:
-        marks = {replica: mark(replica) for members in classes.values() for replica in members}
-        classes = _split(classes, marks)
+    classes, marks = _classes(plan, mark)
     held = _held(plan, classes)
     names: dict[int, dict[_Name, int]] = {replica: {} for replica in classes}
     # A single class is one kind, whatever it does.
@@ -66,6 +62,19 @@ def kinds_of(plan: Plan, mark: Callable[[int], object] | None = None) -> list[Ki
         same = kind.names if spelled == kind.names else spelled
         kind.replicas.update(dict.fromkeys(members, same))
     return list(kinds.values())
+
+
+def classes_of(plan: Plan, mark: Callable[[int], object] | None = None) -> list[Kind]:
+    """The same, but only replicas that do the same by the same names are of one kind.
+
+    That shows without a look at each instruction.
+    """
+    classes, _ = _classes(plan, mark)
+    kinds: list[Kind] = []
+    for first, members in classes.items():
+        names: list[_Name] = []
+        kinds.append(Kind(first, names, dict.fromkeys(members, names)))
+    return kinds
 
 
 def first_of_each(plan: Plan, kinds: Sequence[Kind]) -> Plan:
@@ -88,9 +97,11 @@ def for_all(plan: Plan, first: Plan, kinds: Sequence[Kind]) -> Plan:
     """
     bodies = {(r, stream.pp): stream.body for stream in first.streams for r in stream.replicas}
     kind_of = {replica: kind for kind in kinds for replica in kind.replicas}
+    are_named = any(names is not kind.names for kind in kinds for names in kind.replicas.values())
     known: dict[tuple[Instr, ...], tuple[Instr, ...]] = {}
     by_id: dict[int, tuple[Instr, ...]] = {}
-    """Bodies that are in use already: equal ones are one object."""
+    """Bodies that are in use already. Those of `first` that are equal are one object; with other
+    names more can be."""
     replicas: dict[tuple[int, int], list[int]] = {}
     for group in plan.groups:
         kind = kind_of[group.replica]
@@ -101,7 +112,7 @@ def for_all(plan: Plan, first: Plan, kinds: Sequence[Kind]) -> Plan:
         if names is not kind.names:
             body = _renamed(body, dict(zip(kind.names, names, strict=True)))
         if id(body) not in by_id:
-            body = known.setdefault(body, body)
+            body = known.setdefault(body, body) if are_named else body
             by_id[id(body)] = body
         replicas.setdefault((group.pp, id(body)), []).append(group.replica)
     streams = tuple(
@@ -111,15 +122,19 @@ def for_all(plan: Plan, first: Plan, kinds: Sequence[Kind]) -> Plan:
     return msgspec.structs.replace(first, groups=plan.groups, streams=streams)
 
 
-def _split(
-    classes: Mapping[int, Sequence[int]], marks: Mapping[int, object]
-) -> dict[int, tuple[int, ...]]:
-    """The classes of replicas of which all members have one mark."""
+def _classes(
+    plan: Plan, mark: Callable[[int], object] | None
+) -> tuple[Mapping[int, Sequence[int]], Mapping[int, object]]:
+    """Replicas that are alike and have one mark, by the first of them; and the marks."""
+    classes = alike(plan)
+    if mark is None:
+        return classes, {}
+    marks = {replica: mark(replica) for members in classes.values() for replica in members}
     split: dict[tuple[int, object], list[int]] = {}
     for first, members in classes.items():
         for member in members:
             split.setdefault((first, marks[member]), []).append(member)
-    return {members[0]: tuple(members) for members in split.values()}
+    return {members[0]: tuple(members) for members in split.values()}, marks
 
 
 def _held(plan: Plan, replicas: Mapping[int, object]) -> dict[int, list[_Held]]:

@@ -8,16 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import plan_of, streams_of
 from schedule_cases import random_schedule
+from slow_lower import slow_lower
 
 from resihp.compiler import SCHEDULES, facts_of, lower, ordered, spread_work
 from resihp.compiler.capacity import oversized
 from resihp.compiler.kinds import first_of_each, for_all, kinds_of
-from resihp.compiler.lower.chunks import Scatter, add_chunks
-from resihp.compiler.lower.finish import add_finish
-from resihp.compiler.lower.transfers import add_transfers
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Group, Plan
-from resihp.ir.timeline import UNIT_COST
 from resihp.ir.verify.memory import peaks_of
 
 
@@ -36,13 +33,6 @@ def spread(schedule: str, dp: int, gone: set[int], microbatches: int, smaller: s
     return ordered(plan, schedule, spread_work(left, dp, microbatches))
 
 
-def lowered_one_by_one(schedule: Plan, transport: str, scatter: Scatter | None = None) -> Plan:
-    """The passes over all replicas."""
-    plan = add_finish(schedule, UNIT_COST)
-    plan = add_transfers(plan, UNIT_COST, together=transport != "edge")
-    return add_chunks(plan, scatter)
-
-
 @settings(max_examples=60)
 @given(
     st.sampled_from(SCHEDULES),
@@ -56,7 +46,7 @@ def test_one_of_each_kind_is_enough(schedule, dp, gone, microbatches, smaller, t
     """Lowering all replicas one by one gives the same streams."""
     plan = spread(schedule, dp, gone, microbatches, smaller)
     plan = msgspec.structs.replace(plan, transport=transport)
-    assert streams_of(lower(plan)) == streams_of(lowered_one_by_one(plan, transport))
+    assert streams_of(lower(plan)) == streams_of(slow_lower(plan, transport))
 
 
 @settings(max_examples=60)
@@ -64,7 +54,7 @@ def test_one_of_each_kind_is_enough(schedule, dp, gone, microbatches, smaller, t
 def test_replicas_that_share_micro_batches_are_lowered_together(seed, transport):
     """Random placings, migrations and degrees."""
     plan = msgspec.structs.replace(random_schedule(seed), transport=transport)
-    assert streams_of(lower(plan)) == streams_of(lowered_one_by_one(plan, transport))
+    assert streams_of(lower(plan)) == streams_of(slow_lower(plan, transport))
 
 
 @settings(max_examples=40)
@@ -80,9 +70,7 @@ def test_one_of_each_kind_is_enough_whatever_is_cut(schedule, gone, cut):
         return (sender.replica, receiver.replica, sender.pp < receiver.pp) in cut
 
     plan = spread(schedule, 4, gone, 3, set())
-    assert streams_of(lower(plan, scatter=scatter)) == streams_of(
-        lowered_one_by_one(plan, "edge", scatter)
-    )
+    assert streams_of(lower(plan, scatter=scatter)) == streams_of(slow_lower(plan, "edge", scatter))
 
 
 @settings(max_examples=40)

@@ -4,21 +4,21 @@
     transfers   send and receive of what crosses between groups
     chunks      scatter and gather where their TP degrees differ
 
-Passes are pure functions from plan to plan. They are given one replica of each kind, and what
-they make is copied to the others; so a large job costs as much as it has different replicas.
+They are given one replica of each kind, and what they make is copied to the others; so a large
+job costs as much as it has different replicas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 
-from resihp.compiler.kinds import first_of_each, for_all, kinds_of
-from resihp.compiler.lower.chunks import Scatter, add_chunks, cuts_of, everywhere
+from resihp.compiler.kinds import classes_of, first_of_each, for_all, kinds_of
+from resihp.compiler.lower.cuts import Scatter, cuts_of, everywhere
 from resihp.compiler.lower.finish import add_finish
-from resihp.compiler.lower.transfers import add_transfers
+from resihp.compiler.lower.steps import bodies_of, replace_bodies
+from resihp.compiler.lower.transfers import add_transfers_together
 from resihp.errors import UserError
-from resihp.ir.model import Level, Op, Plan
+from resihp.ir.model import GroupName, Instr, Level, Op, Plan
 from resihp.ir.timeline import UNIT_COST
 from resihp.ir.transport import Transport, parse_transport
 
@@ -46,19 +46,36 @@ def lower(
 
     Raises UserError for what is no schedule, or one that cannot run, or an unknown transport.
     """
-    transport = transport_of(schedule)
-    passes: tuple[Callable[[Plan], Plan], ...] = (
-        partial(add_finish, cost=cost),
-        partial(add_transfers, cost=cost, together=transport.kind != "edge"),
-        partial(add_chunks, scatter=scatter),
-    )
-    kinds = kinds_of(schedule, None if scatter is None else cuts_of(schedule, scatter))
-    plan = first_of_each(schedule, kinds)
-    for name, apply in zip(PASSES, passes, strict=True):
-        plan = apply(plan)
-        if name == last_pass:
-            break
-    return for_all(schedule, plan, kinds)
+    late = transport_of(schedule).kind == "edge"
+    mark = None if scatter is None else cuts_of(schedule, scatter)
+    kinds = (classes_of if late else kinds_of)(schedule, mark)
+    plan = add_finish(first_of_each(schedule, kinds), cost)
+    if not late and last_pass != "finish":
+        plan = add_transfers_together(plan, cost)
+    bodies = _added(schedule, bodies_of(plan), scatter, last_pass, late=late)
+    return for_all(schedule, replace_bodies(plan, bodies), kinds)
+
+
+def _added(
+    schedule: Plan,
+    bodies: Mapping[GroupName, Sequence[Instr]],
+    scatter: Scatter | None,
+    last_pass: str,
+    *,
+    late: bool,
+) -> Mapping[GroupName, tuple[Instr, ...]]:
+    """`bodies` with all that is added by arithmetic: transfers that are `late`, and chunks."""
+    # Who reads plans should not wait for numpy.
+    from resihp.compiler.lower import flat as arrays
+    from resihp.compiler.lower.chunks import add_chunks
+    from resihp.compiler.lower.late import add_late_transfers
+
+    flat = arrays.flat_of(schedule, bodies)
+    if late and last_pass != "finish":
+        flat = add_late_transfers(flat)
+    if last_pass == "chunks":
+        flat = add_chunks(flat, scatter)
+    return arrays.bodies_of(flat)
 
 
 def transport_of(schedule: Plan) -> Transport:

@@ -9,99 +9,84 @@ receive: until then each member holds its own chunks only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+import numpy as np
 
-import msgspec
+from resihp.compiler.lower.cuts import Scatter, is_cut
+from resihp.compiler.lower.flat import Bits, Flat, Ints, inserted
+from resihp.compiler.lower.late import heads_of, tasks_of
+from resihp.ir.model import GroupName, Op
 
-from resihp.compiler.lower.steps import bodies_of, replace_bodies, slots
-from resihp.ir.model import Group, GroupName, Instr, Op, Plan
-from resihp.ir.placement import placement_of
+__all__ = ["add_chunks"]
 
-__all__ = ["Scatter", "add_chunks", "cuts_of", "everywhere"]
-
-Scatter = Callable[[Group, Group], bool]
-"""Whether tensors from a group to another one of equal degree are cut."""
-
-_SCATTER = {Op.SEND_ACT: Op.SCATTER_ACT, Op.SEND_GRAD: Op.SCATTER_GRAD}
-_GATHER = {Op.RECV_ACT: Op.GATHER_ACT, Op.RECV_GRAD: Op.GATHER_GRAD}
+_INSTEAD = {
+    Op.SEND_ACT: Op.SCATTER_ACT,
+    Op.SEND_GRAD: Op.SCATTER_GRAD,
+    Op.RECV_ACT: Op.GATHER_ACT,
+    Op.RECV_GRAD: Op.GATHER_GRAD,
+}
+_SENDS = (Op.SEND_ACT, Op.SEND_GRAD)
 _STAGE_STEP = {Op.SEND_ACT: 1, Op.RECV_ACT: -1, Op.SEND_GRAD: -1, Op.RECV_GRAD: 1}
 """From the stage of a transfer to the stage at its other end."""
 
 
-def everywhere(sender: Group, receiver: Group) -> bool:
-    """The choice to cut wherever it can be done."""
-    return sender.tp == receiver.tp
-
-
-def add_chunks(plan: Plan, scatter: Scatter | None = None) -> Plan:
-    """`plan` with scatters and gathers where TP degrees differ and where `scatter` says so."""
-    groups = {group.name: group for group in plan.groups}
+def add_chunks(flat: Flat, scatter: Scatter | None = None) -> Flat:
+    """`flat` with scatters and gathers where TP degrees differ and where `scatter` says so."""
+    plan = flat.layout.plan
     if scatter is None and len({group.tp for group in plan.groups}) == 1:
-        return plan
-    placement = placement_of(plan)
-
-    def is_cut(name: GroupName, instr: Instr) -> bool:
-        stage = placement.stage_of(name.pp, instr)
-        assert stage is not None, "the pass before made it of a compute instruction"
-        replica = name.replica if instr.peer is None else instr.peer
-        here = groups[name]
-        there = groups[GroupName(replica, placement.pp[stage + _STAGE_STEP[instr.op]])]
-        if instr.op in _SCATTER:
-            return _is_cut(plan, here, there, scatter)
-        return _is_cut(plan, there, here, scatter)
-
-    bodies = {
-        name: list(_chunked(body, lambda instr, name=name: is_cut(name, instr)))
-        for name, body in bodies_of(plan).items()
-    }
-    return replace_bodies(plan, bodies)
+        return flat
+    lane, op = flat.lane, flat.op
+    cut = np.flatnonzero(np.isin(op, [*_INSTEAD]))
+    cut = cut[_are_cut(flat, lane, op, cut, scatter)]
+    codes = flat.layout.codes
+    by_op = np.array([_INSTEAD.get(each, each) for each in Op], np.int64)
+    # The same micro-batch and stage; a scatter or a gather names no peer.
+    code = flat.code[cut]
+    peers = codes.replicas + 1
+    code = by_op[op[cut]] * codes.op_unit + code % codes.pair_unit // peers * peers
+    sends = np.isin(op[cut], _SENDS)
+    use = _uses_of(flat, lane, op, cut[~sends])
+    order = np.argsort(use, kind="stable")
+    place = heads_of(flat)[use[order]]
+    return inserted(flat, (cut[sends], code[sends]), (place, code[~sends][order]))
 
 
-def cuts_of(plan: Plan, scatter: Scatter) -> Callable[[int], tuple[bool, ...]]:
-    """Of a replica: what `scatter` says of its own edges, in both directions."""
-    groups = {group.name: group for group in plan.groups}
-    at = placement_of(plan).pp
-    hops = [hop for hop in dict.fromkeys(pairwise(at)) if hop[0] != hop[1]]
-
-    def cuts(replica: int) -> tuple[bool, ...]:
-        found: list[bool] = []
-        for one, other in hops:
-            here, there = groups.get(GroupName(replica, one)), groups.get(GroupName(replica, other))
-            if here is not None and there is not None:
-                found.append(_is_cut(plan, here, there, scatter))
-                found.append(_is_cut(plan, there, here, scatter))
-        return tuple(found)
-
-    return cuts
-
-
-def _is_cut(plan: Plan, sender: Group, receiver: Group, scatter: Scatter | None) -> bool:
-    """Unequal degrees have no choice; nor have single ranks, or tokens that do not divide."""
-    if sender.tp != receiver.tp:
-        return True
-    can_be = sender.tp > 1 and plan.batch.tokens % sender.tp == 0
-    return can_be and scatter is not None and scatter(sender, receiver)
+def _are_cut(flat: Flat, lane: Ints, op: Ints, at: Ints, scatter: Scatter | None) -> Bits:
+    """Of the transfers `at` some places; each pair of groups is asked about once."""
+    layout = flat.layout
+    groups = {group.name: group for group in layout.plan.groups}
+    position = layout.placement.pp
+    stage = _stages_of(flat, lane, at)
+    size = layout.codes.replicas + 1
+    key = ((stage * len(Op) + op[at]) * size + flat.peer(at) + 1) * len(layout.names) + lane[at]
+    distinct, which = np.unique(key, return_inverse=True)
+    answers: list[bool] = []
+    for each in distinct.tolist():
+        each, number = divmod(each, len(layout.names))
+        each, peer = divmod(each, size)
+        from_stage, each_op = divmod(each, len(Op))
+        here = groups[layout.names[number]]
+        replica = peer - 1 if peer else here.replica
+        there = groups[GroupName(replica, position[from_stage + _STAGE_STEP[Op(each_op)]])]
+        ends = (here, there) if Op(each_op) in _SENDS else (there, here)
+        answers.append(is_cut(layout.plan, *ends, scatter))
+    return np.array(answers, np.bool_)[which]
 
 
-def _chunked(body: Sequence[Instr], is_cut: Callable[[Instr], bool]) -> Iterator[Instr]:
-    gathers: dict[tuple[bool, int | None, int | None, int | None], Instr] = {}
-    """Of what is received and not used yet, by the instruction that will use it."""
-    for instrs in slots(body):
-        first = instrs[0]
-        if first.op in _SCATTER and is_cut(first):
-            yield _instead(first, _SCATTER[first.op])
-        elif first.op in _GATHER and is_cut(first):
-            user = first.op is Op.RECV_ACT, first.microbatch, first.home, first.stage
-            gathers[user] = _instead(first, _GATHER[first.op])
-        elif first.op.is_compute:
-            for instr in instrs:
-                user = instr.op is Op.F, instr.microbatch, instr.home, instr.stage
-                if instr.op is not Op.W and user in gathers:
-                    yield gathers.pop(user)
-        yield from instrs
+def _stages_of(flat: Flat, lane: Ints, at: Ints) -> Ints:
+    """Of transfers; the pass before made them of instructions that have one."""
+    stages = flat.layout.placement.stages
+    sole = np.array([stages[name.pp][0] for name in flat.layout.names], np.int64)
+    said = flat.stage(at)
+    return np.where(said < 0, sole[lane[at]], said)
 
 
-def _instead(instr: Instr, op: Op) -> Instr:
-    """The scatter or gather of a transfer; it names no peer."""
-    return msgspec.structs.replace(instr, op=op, peer=None)
+def _uses_of(flat: Flat, lane: Ints, op: Ints, recvs: Ints) -> Ints:
+    """Places of the instructions that use what is received."""
+    codes = flat.layout.codes
+    own = np.array([name.replica for name in flat.layout.names], np.int64)[lane[recvs]]
+    home = flat.home(recvs)
+    item = np.where(home < 0, own, home) * codes.microbatches + flat.microbatch(recvs)
+    stage = _stages_of(flat, lane, recvs)
+    forward = tasks_of(flat, lane, is_grad=False).of(stage, item)
+    backward = tasks_of(flat, lane, is_grad=True).of(stage, item)
+    return np.where(op[recvs] == Op.RECV_ACT, forward, backward)
