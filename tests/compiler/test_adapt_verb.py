@@ -84,7 +84,7 @@ def test_a_schedule_is_to_be_lowered_first(tmp_path, capsys):
     """It says how."""
     path = tmp_path / "x.schedule"
     text = print_plan(plan_of(tp=1, pp=1, dp=1, microbatches=1, schedule="gpipe"))
-    lines = [line for line in text.replace("plan 1", "schedule 1").splitlines()]
+    lines = text.replace("plan 1", "schedule 1").splitlines()
     path.write_text(
         "\n".join(line for line in lines if "reduce" not in line and "step" not in line)
     )

@@ -20,17 +20,33 @@ __all__ = ["num_homeless", "plan_once", "plan_well"]
 _STYLES = (GREEDY, Style(overrun=0.0), Style(overrun=0.5))
 
 
-def plan_once(problem: Problem, profile: Profile, *, move: bool) -> Planned:
-    """One play of the placing that promises most; it is incomplete where memory has no room."""
-    return Engine(problem, _placing(problem, profile, move=move)).run()
+def plan_once(
+    problem: Problem, profile: Profile, *, move: bool, limit: int | None = None
+) -> Planned | None:
+    """One play of the placing that promises most; it is incomplete where memory has no room.
+
+    None once it cannot end within `limit` ticks.
+    """
+    placing = _placing(problem, profile, move=move)
+    engine = Engine(problem._replace(in_flight=_bounds(problem)[0]), placing)
+    return engine.run() if limit is None else engine.run_within(limit)
 
 
 def plan_well(
-    problem: Problem, profile: Profile, *, move: bool, budget: int
+    problem: Problem,
+    profile: Profile,
+    *,
+    move: bool,
+    budget: int,
+    least_plays: int = 4,
+    known: Planned | None = None,
 ) -> tuple[Planned, int]:
-    """The best of several plays, about `budget` chunks of work in all, and their number."""
+    """The best of several plays, about `budget` chunks of work in all, and their number.
+
+    `known` is what `plan_once` gave.
+    """
     if profile.moves_single_stages:
-        return search(problem, move=move, budget=budget)
+        return search(problem, move=move, budget=budget, least_plays=least_plays, known=known)
     placings = [_placing(problem, profile, move=move)]
     if move:
         placings.append(_placing(problem, profile, move=False))
@@ -57,9 +73,9 @@ def _placing(problem: Problem, profile: Profile, *, move: bool) -> Placing:
 
 
 def _bounds(problem: Problem) -> Sequence[tuple[int, ...] | None]:
-    """The schedule's own bound, then none but memory."""
+    """None but memory, then tighter ones."""
     deep = tuple(2 * (problem.num_stages - s) - 1 for s in range(problem.num_stages))
-    return list(dict.fromkeys([problem.in_flight, deep, None]))
+    return list(dict.fromkeys([None, deep, problem.in_flight]))
 
 
 def _better(best: Planned | None, other: Planned) -> Planned:

@@ -20,10 +20,12 @@ from resihp.compiler.adaptation.layouts import kept_layout, on_layout
 from resihp.compiler.adaptation.lowering import Outcome, best_outcome, simulated_s
 from resihp.compiler.adaptation.named_order import named_outcomes
 from resihp.compiler.adaptation.planning import plan_once, plan_well
+from resihp.compiler.adaptation.problems import TICK_S
 from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
 from resihp.compiler.facts import move_bytes
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.problem import Problem
+from resihp.compiler.planner.search import num_chunks
 from resihp.compiler.sources import require_state
 from resihp.errors import NoFeasiblePlan
 from resihp.ir.model import Plan
@@ -35,6 +37,10 @@ DEFAULT_BUDGET = 20_000
 """Chunks of work that are played for the best candidates beyond the first play of each."""
 UNCHANGED = "no change"
 """Name of the candidate that leaves everything as it is."""
+_CHEAP_CHUNKS = 3_000
+"""Chunks of work of a play that takes no time worth mentioning."""
+_LEAST_GAIN = 0.005
+"""Share of an iteration that makes further plays of a large job worth while."""
 _NUM_REFINED = 2
 """Candidates that get more than one play."""
 
@@ -95,27 +101,40 @@ def _rank(entry: Entry) -> tuple[float, float, int]:
 
 def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
     """Play each entry that can be the best once, then the best ones more; how many were played."""
-    played: dict[tuple[Problem, bool], Planned] = {}
+    played: dict[tuple[Problem, bool], Planned | None] = {}
     best_s = float("inf")
     for entry in sorted(entries, key=lambda entry: entry.bound_s):
-        if entry.bound_s >= best_s:
+        if entry.bound_s >= best_s * (1 - _slack(entry.problem)):
             entry.why = "cannot be faster"
             continue
         key = entry.problem, entry.moves
         if key not in played:
-            played[key] = plan_once(entry.problem, situation.profile, move=entry.moves)
+            limit = None if best_s == float("inf") else int((best_s - entry.end_s) / TICK_S)
+            played[key] = plan_once(entry.problem, situation.profile, move=entry.moves, limit=limit)
         entry.planned = played[key]
+        if entry.planned is None:
+            entry.why = "cannot be faster"
         best_s = min(best_s, entry.makespan_s or float("inf"))
     num_played = len(played)
     for entry in _worth_refining(entries):
         planned, count = plan_well(
-            entry.problem, situation.profile, move=entry.moves, budget=budget // _NUM_REFINED
+            entry.problem,
+            situation.profile,
+            move=entry.moves,
+            budget=budget // _NUM_REFINED,
+            least_plays=1,
+            known=entry.planned,
         )
         num_played += count
         before = entry.planned
         if before is None or _quality(planned) < _quality(before):
             entry.planned = planned
     return num_played
+
+
+def _slack(problem: Problem) -> float:
+    """The gain for which a further play is not worth its time."""
+    return 0.0 if num_chunks(problem) < _CHEAP_CHUNKS else _LEAST_GAIN
 
 
 def _worth_refining(entries: Sequence[Entry]) -> list[Entry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from resihp.compiler.adaptation.layouts import Layout
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.capacity import room_of
 from resihp.compiler.planner.problem import TICK_S, Capacity, Chunks, Problem, Replica
-from resihp.ir.model import Group, GroupName, LayerRange, Op, Plan
+from resihp.ir.model import Group, LayerRange, Op, Plan
 
 __all__ = [
     "TICK_S",
@@ -30,27 +30,17 @@ def problem_of(situation: Situation, layout: Layout) -> Problem:
     assert situation.has_one_stage_each
     previous = situation.previous
     num_stages = situation.placement.num_stages
-    groups = {group.name: group for group in layout.groups}
-    chunks, memory = _Chunks(situation), _Capacities(situation)
-    rows: list[Replica] = []
-    for replica in range(previous.mesh.dp):
-        held = [groups.get(GroupName(replica, stage)) for stage in range(num_stages)]
-        rows.append(
-            Replica(
-                chunks=tuple(None if group is None else chunks.of(group) for group in held),
-                memory=tuple(None if group is None else memory.of(group) for group in held),
-                edges=tuple(
-                    _crossing_ticks(situation, here, there) if here and there else 0
-                    for here, there in pairwise(held)
-                ),
-            )
-        )
+    groups: list[dict[int, Group]] = [{} for _ in range(num_stages)]
+    for group in layout.groups:
+        groups[group.pp][group.replica] = group
+    rows = _Rows(situation)
     return Problem(
-        replicas=_shared(rows),
+        replicas=tuple(
+            rows.of([held.get(replica) for held in groups]) for replica in range(previous.mesh.dp)
+        ),
         num_microbatches=previous.batch.microbatches,
         crossing=tuple(
-            max(_between_replicas(situation, groups, stage), default=0)
-            for stage in range(num_stages - 1)
+            max(_between_replicas(situation, *both), default=0) for both in pairwise(groups)
         ),
         split=splits_backward(previous),
         in_flight=in_flight_of(previous.schedule, num_stages),
@@ -76,8 +66,21 @@ def in_flight_of(schedule: str | None, num_stages: int) -> tuple[int, ...] | Non
 
 
 def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
-    """Of a member of a group of degree `tp` that holds `layers` (`room_of`)."""
-    return room_of(situation.previous, layers, tp)
+    """Of a member of a group of degree `tp` that holds `layers` (`room_of`).
+
+    A micro-batch in flight takes a send buffer too: in the verifier's account it is held until
+    something comes back, and that may be its own gradient.
+
+    Where a plan states no memory there is room for twice as many micro-batches as stages, with
+    which every schedule that the planner knows runs without waiting for memory.
+    """
+    sizes = room_of(situation.previous, layers, tp)
+    sent = situation.previous.batch.tokens * situation.pricing.costs.boundary_bytes_per_token
+    sizes = sizes._replace(activation=sizes.activation + sent, released=sizes.released + sent)
+    if situation.previous.memory_bytes is not None:
+        return sizes
+    most = 2 * situation.placement.num_stages
+    return sizes._replace(free=most * (sizes.activation + sizes.held))
 
 
 def least_degree(situation: Situation, layers: Sequence[LayerRange]) -> int:
@@ -100,34 +103,67 @@ def _has_room(situation: Situation, layers: Sequence[LayerRange], tp: int) -> bo
     return needed <= device
 
 
-class _Chunks:
-    """Costs of groups, looked up once for equal ones."""
+class _Rows:
+    """Rows of the problem, made once for replicas that are alike in all that prices depend on."""
 
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
-        self._known: dict[tuple[LayerRange, int, float], Chunks] = {}
+        self._slow = frozenset(situation.pricing.health.speed)
+        self._by_kind: dict[object, Replica] = {}
+        self._rows: dict[Replica, Replica] = {}
+        self._chunks: dict[tuple[LayerRange, int, float], Chunks] = {}
+        self._memory: dict[tuple[LayerRange, int], Capacity] = {}
 
-    def of(self, group: Group) -> Chunks:
+    def of(self, held: Sequence[Group | None]) -> Replica:
+        """The row of a replica with these groups; equal ones are one object."""
+        kind = tuple(map(self._kind, held, (None, *held)))
+        if kind not in self._by_kind:
+            row = self._row(held)
+            self._by_kind[kind] = self._rows.setdefault(row, row)
+        return self._by_kind[kind]
+
+    def _kind(self, group: Group | None, before: Group | None) -> object:
+        """All that the prices of a group and of the edge before it depend on."""
+        if group is None:
+            return None
+        edge = None if before is None else _distance(self._situation, before, group)
+        return group.layers, len(group.ranks), self._speed(group), edge
+
+    def _speed(self, group: Group) -> float:
+        if self._slow.isdisjoint(group.ranks):
+            return 1.0
+        return self._situation.pricing.speed(group)
+
+    def _row(self, held: Sequence[Group | None]) -> Replica:
+        return Replica(
+            chunks=tuple(None if group is None else self._chunks_of(group) for group in held),
+            memory=tuple(None if group is None else self._memory_of(group) for group in held),
+            edges=tuple(
+                _crossing_ticks(self._situation, here, there) if here and there else 0
+                for here, there in pairwise(held)
+            ),
+        )
+
+    def _chunks_of(self, group: Group) -> Chunks:
         pricing, layers = self._situation.pricing, group.sole_layers
-        key = layers, group.tp, pricing.speed(group)
-        if key not in self._known:
+        key = layers, group.tp, self._speed(group)
+        if key not in self._chunks:
             seconds = partial(pricing.compute_s, group, layers, lengths=self._situation.lengths)
-            self._known[key] = Chunks(*(_ticks(seconds(op)) for op in (Op.F, Op.B, Op.W)))
-        return self._known[key]
+            self._chunks[key] = Chunks(*(_ticks(seconds(op)) for op in (Op.F, Op.B, Op.W)))
+        return self._chunks[key]
 
-
-class _Capacities:
-    """Memory of groups, looked up once for equal ones."""
-
-    def __init__(self, situation: Situation) -> None:
-        self._situation = situation
-        self._known: dict[tuple[LayerRange, int], Capacity] = {}
-
-    def of(self, group: Group) -> Capacity:
+    def _memory_of(self, group: Group) -> Capacity:
         key = group.sole_layers, group.tp
-        if key not in self._known:
-            self._known[key] = capacity_of(self._situation, *key)
-        return self._known[key]
+        if key not in self._memory:
+            self._memory[key] = capacity_of(self._situation, *key)
+        return self._memory[key]
+
+
+def _distance(situation: Situation, here: Group, there: Group) -> object:
+    """What the time between two groups depends on, beside their degrees."""
+    cluster, health = situation.pricing.cluster, situation.pricing.health
+    one, other = cluster.node_of(here.ranks[0]), cluster.node_of(there.ranks[0])
+    return one == other or (health.link(one, other) if health.links else None)
 
 
 def _ticks(seconds: float) -> int:
@@ -143,28 +179,19 @@ def _crossing_ticks(situation: Situation, here: Group, there: Group) -> int:
 
 
 def _between_replicas(
-    situation: Situation, groups: dict[GroupName, Group], stage: int
+    situation: Situation, senders: Mapping[int, Group], receivers: Mapping[int, Group]
 ) -> Iterator[int]:
-    """Ticks from `stage` of each replica to the next one that has the stage after it.
+    """Ticks from a stage of each replica to the next stage of another replica.
 
     Pairs of equal degrees and equal distance cost the same and are looked at once.
     """
-    cluster, health = situation.pricing.cluster, situation.pricing.health
-    heres = [group for name, group in groups.items() if name.pp == stage]
-    theres = [group for name, group in groups.items() if name.pp == stage + 1]
-    seen: set[tuple[int, int, bool, object]] = set()
-    for index, here in enumerate(heres):
-        there = theres[(index + 1) % len(theres)] if theres else None
-        if there is None or there.replica == here.replica:
+    others = list(receivers.values())
+    seen: set[object] = set()
+    for index, here in enumerate(senders.values()):
+        there = others[(index + 1) % len(others)] if others else here
+        if there.replica == here.replica:
             continue
-        nodes = cluster.node_of(here.ranks[0]), cluster.node_of(there.ranks[0])
-        kind = here.tp, there.tp, nodes[0] == nodes[1], health.link(*nodes)
+        kind = here.tp, there.tp, _distance(situation, here, there)
         if kind not in seen:
             seen.add(kind)
             yield _crossing_ticks(situation, here, there)
-
-
-def _shared(rows: list[Replica]) -> tuple[Replica, ...]:
-    """Equal rows as one object."""
-    known: dict[Replica, Replica] = {}
-    return tuple(known.setdefault(row, row) for row in rows)

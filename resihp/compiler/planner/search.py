@@ -7,7 +7,7 @@ budget in chunks, not in seconds: the same problem always gives the same plan.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 
 from resihp.compiler.planner.algorithm1 import progress_rule
 from resihp.compiler.planner.balance import balanced, homeless_placed
@@ -34,18 +34,26 @@ _MOST_TRIES = 900
 
 
 def search(
-    problem: Problem, *, move: bool = True, budget: int = DEFAULT_BUDGET
+    problem: Problem,
+    *,
+    move: bool = True,
+    budget: int = DEFAULT_BUDGET,
+    least_plays: int = 4,
+    known: Planned | None = None,
 ) -> tuple[Planned, int]:
     """The shortest complete plan that was found, and how many plans were played.
 
     `move` False leaves everything at home that has one. The plan is incomplete where memory
-    never had room in any play.
+    never had room in any play. `known` is what came of the first play, if it is over; beyond it
+    at least `least_plays` are played.
     """
-    best, num_played = None, 0
+    best, num_played = known, 0
     floor, cost = lower_bound(problem), num_chunks(problem)
-    left = budget + 4 * cost
-    for engine in _plays(problem, move=move):
-        if num_played >= 4 and left < cost:
+    if known is not None and known.complete and known.makespan <= floor:
+        return known, 0
+    left = budget + least_plays * cost
+    for engine in islice(_plays(problem, move=move), known is not None, None):
+        if num_played >= least_plays and left < cost:
             break
         left -= cost
         num_played += 1
@@ -96,7 +104,7 @@ def _plays(problem: Problem, *, move: bool) -> Iterator[Engine]:
 
 
 def _bounds(problem: Problem) -> list[tuple[int, ...] | None]:
-    """The schedule's own bound, then looser ones; memory bounds all of them."""
+    """None but memory, which is mostly best, then tighter ones, the schedule's own among them."""
     num_stages = problem.num_stages
     deep = tuple(2 * (num_stages - stage) - 1 for stage in range(num_stages))
-    return list(dict.fromkeys([problem.in_flight, (num_stages,) * num_stages, deep, None]))
+    return list(dict.fromkeys([None, deep, problem.in_flight, (num_stages,) * num_stages]))
