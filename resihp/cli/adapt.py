@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     described.add_cluster(parser)
     described.add_health(parser)
     parser.add_argument(
-        "--back",
+        "--rejoin",
         action="append",
         default=[],
         metavar="rank=5,6|node=2",
@@ -114,13 +114,13 @@ def _situation(plan: Plan, args: argparse.Namespace) -> Situation:
         raise UserError(f"--resume {args.resume}: must be at least 0; nearest valid: 0")
     plan = structs.replace(plan, precision=described.precision_of(args, plan))
     pricing = described.pricing_of(plan, args)
-    back = Incidents(fail=[Incident("--back", text) for text in args.back])
+    rejoined = Incidents(fail=[Incident("--rejoin", text) for text in args.rejoin])
     return Situation(
         plan,
         pricing,
         Profile(moves_single_stages=not args.whole_microbatches, repartitions=not args.keep_layers),
         args.resume,
-        health_of(back, pricing.cluster, plan.mesh.world).lost,
+        health_of(rejoined, pricing.cluster, plan.mesh.world).lost,
     )
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from resihp.compiler.facts import move_bytes
 from resihp.compiler.pricing import Pricing
-from resihp.ir.model import Plan
-from resihp.ir.reshard import loads, transfers
+from resihp.ir.model import Load, Plan
+from resihp.ir.reshard import ShardLoad, ShardMove, loads, transfers
 
 __all__ = ["StateTraffic", "state_traffic", "transfer_seconds"]
 
@@ -43,9 +43,11 @@ def state_traffic(previous: Plan, plan: Plan, pricing: Pricing) -> StateTraffic:
     node_of = pricing.cluster.node_of
     by_ranks: Counter[tuple[int, int]] = Counter()
     num_messages: Counter[tuple[int, int]] = Counter()
+    size = _Sizes(plan)
     for move in transfers(previous, plan):
-        by_ranks[move.source, move.target] += move_bytes(plan.model, move)
+        by_ranks[move.source, move.target] += size.of(move)
         num_messages[move.source, move.target] += 1
+    reads = any(isinstance(line, Load) for line in plan.reconfigure)
     by_nodes: Counter[tuple[int, int]] = Counter()
     for (source, target), num_bytes in by_ranks.items():
         nodes = node_of(source), node_of(target)
@@ -58,10 +60,26 @@ def state_traffic(previous: Plan, plan: Plan, pricing: Pricing) -> StateTraffic:
             0.0,
         ),
         num_bytes=by_ranks.total(),
-        read_bytes=sum(move_bytes(plan.model, load) for load in loads(previous, plan)),
+        read_bytes=sum(map(size.of, loads(previous, plan))) if reads else 0,
         by_ranks=dict(sorted(by_ranks.items())),
         by_nodes=dict(sorted(by_nodes.items())),
     )
+
+
+class _Sizes:
+    """Bytes of moves; those of inner layers are all alike."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._model = plan.model
+        self._known: dict[tuple[bool, bool, bool, int], int] = {}
+
+    def of(self, move: ShardMove | ShardLoad) -> int:
+        """Parameters and moments of one move."""
+        is_first, is_last = move.layer == 0, move.layer == self._model.layers - 1
+        key = is_first, is_last, move.replicated, move.num_chunks
+        if key not in self._known:
+            self._known[key] = move_bytes(self._model, move)
+        return self._known[key]
 
 
 def _busiest_device(

@@ -208,9 +208,16 @@ def _pieces(previous: Plan, plan: Plan) -> Iterator[ShardMove | ShardLoad]:
     )
     for name in targets:
         lines = change.lines_to(groups[name])
+        brought = {layer for index in lines for layer in _layers_in(plan.reconfigure[index])}
         for layer in layers_of(groups[name]):
+            if layer not in brought:
+                continue  # all of it is where it is needed
             for need in change.needs(groups[name], layer):
                 yield from _brought(change, lines, layer, need)
+
+
+def _layers_in(line: Line) -> range:
+    return range(line.layers.first, line.layers.last + 1)
 
 
 def _brought(

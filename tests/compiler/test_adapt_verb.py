@@ -56,7 +56,7 @@ def test_a_rank_that_is_back_is_used_where_that_pays(healthy, capsys, tmp_path):
     """In a group or standby: so small a model is not always faster on more ranks."""
     degraded = tmp_path / "degraded.plan"
     assert main(["adapt", str(healthy), "--fail", "rank=5", "-o", str(degraded)]) == 0
-    assert main(["adapt", str(degraded), "--back", "rank=5"]) == 0
+    assert main(["adapt", str(degraded), "--rejoin", "rank=5"]) == 0
     plan = parse(capsys.readouterr().out).plan
     assert plan.lost == ()
     assert plan.returned == (5,)
@@ -67,7 +67,7 @@ def test_a_rank_that_is_back_is_used_where_that_pays(healthy, capsys, tmp_path):
     ("words", "status", "said"),
     [
         (["--fail", "rank=99"], 2, "nearest valid: 11"),
-        (["--back", "rank=3"], 2, "rank 3 cannot return"),
+        (["--rejoin", "rank=3"], 2, "rank 3 cannot return"),
         (["--least-gain", "2"], 2, "must be from 0 to below 1"),
         (["--resume", "-1"], 2, "nearest valid: 0"),
         (["--budget", "-1"], 2, "nearest valid: 0"),

@@ -8,6 +8,8 @@ from test_adaptation_problems import SMALL_NODES
 
 from resihp.compiler import initial_plan
 from resihp.compiler.adaptation import Situation, adapt
+from resihp.compiler.adaptation.hysteresis import Patience, Trust, Verdict
+from resihp.compiler.adaptation.rejoin import grow_back
 from resihp.compiler.cluster import Health
 from resihp.compiler.costs import CostModel
 from resihp.compiler.models import Model
@@ -61,3 +63,68 @@ def test_a_rank_that_was_not_lost_cannot_return():
     degraded = adapt(situation_of(plan_of(), lost=frozenset({5}))).plan
     with pytest.raises(UserError, match="rank 3 cannot return: lost in the plan before is 5"):
         situation_of(degraded, returned=(3,))
+
+
+def pricing_of(plan: Plan) -> Pricing:
+    return situation_of(plan).pricing
+
+
+PATIENT = Patience(good_iterations=4, most_iterations=64, horizon_iterations=10_000)
+
+
+def test_a_plan_grows_back_only_when_its_ranks_are_trusted():
+    """Rank 5 is lost in iteration 0 and back in 1: four good iterations are asked of it."""
+    healthy = big_plan()
+    degraded = adapt(situation_of(healthy, lost=frozenset({5}))).plan
+    trust = Trust().seen(0, {5}, PATIENT)
+    found: list[bool] = []
+    for iteration in range(1, 6):
+        trust = trust.seen(iteration, set(), PATIENT)
+        growth = grow_back(
+            degraded, pricing_of(healthy), {5}, trust=trust, patience=PATIENT, iteration=iteration
+        )
+        found.append(growth.verdict.grow)
+        assert (growth.decision is not None) == growth.verdict.grow
+    assert found == [False, False, False, True, True]
+
+
+def test_a_plan_does_not_grow_for_a_gain_below_the_cost():
+    """What one iteration saves does not pay for a switch of 1000 s."""
+    healthy = big_plan()
+    degraded = adapt(situation_of(healthy, lost=frozenset({5}))).plan
+    short = Patience(horizon_iterations=1, switch_s=1000.0)
+    growth = grow_back(
+        degraded, pricing_of(healthy), {5}, trust=Trust(), patience=short, iteration=9
+    )
+    assert growth.decision is None
+    assert growth.verdict.reason.startswith("saves ")
+
+
+def test_standby_ranks_alone_are_no_reason_to_change():
+    """A plan that is as good as can be stays."""
+    healthy = big_plan()
+    best = adapt(situation_of(healthy)).plan
+    growth = grow_back(best, pricing_of(healthy), (), trust=Trust(), patience=PATIENT, iteration=9)
+    assert growth.verdict == Verdict(grow=False, reason="no larger plan is faster")
+
+
+def test_a_device_that_dies_whenever_it_is_used_changes_the_plan_ever_less_often():
+    """200 iterations with real plans: 4, 8, 16, 32 and 64 good ones between the switches."""
+    plan, trust, growths = big_plan(), Trust(), list[int]()
+    pricing = pricing_of(plan)
+    for iteration in range(200):
+        dies = 5 in plan.active_ranks
+        trust = trust.seen(iteration, {5} if dies else set(), PATIENT)
+        if dies:
+            previous = plan
+            plan = adapt(situation_of(plan, lost=frozenset({5})), budget=0).plan
+        else:
+            growth = grow_back(
+                plan, pricing, {5}, trust=trust, patience=PATIENT, iteration=iteration, budget=0
+            )
+            if growth.decision is None:
+                continue
+            previous, plan = plan, growth.decision.plan
+            growths.append(iteration)
+        assert findings(plan, previous) == []
+    assert growths == [4, 13, 30, 63, 128, 193]

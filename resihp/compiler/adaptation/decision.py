@@ -42,6 +42,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The same if nothing is changed; None where that cannot run."""
     moved_bytes: int
     """State that moves between ranks, or is read from a saved version, before the plan runs."""
+    moved_s: float
+    """Predicted seconds until it is there."""
     considered: tuple[Considered, ...]
     """All candidates, the most promising first."""
     num_played: int
@@ -60,7 +62,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         elif self.no_change_s is None:
             gain = "; unchanged it cannot run"
         head = f"{self.chosen}: {_seconds(self.iteration_s)} an iteration{gain}"
-        moved = f"moves {self.moved_bytes / 1e9:.3g} GB of state" if self.moved_bytes else None
+        moved = None
+        if self.moved_bytes:
+            moved = f"moves {self.moved_bytes / 1e9:.3g} GB of state in {_seconds(self.moved_s)}"
         plan = self.plan
         parts = [
             moved,

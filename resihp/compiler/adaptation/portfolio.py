@@ -22,14 +22,13 @@ from resihp.compiler.adaptation.named_order import named_outcomes
 from resihp.compiler.adaptation.planning import plan_once, plan_well
 from resihp.compiler.adaptation.problems import TICK_S
 from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
-from resihp.compiler.facts import move_bytes
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.problem import Problem
 from resihp.compiler.planner.search import num_chunks
 from resihp.compiler.sources import require_state
+from resihp.compiler.state_traffic import state_traffic
 from resihp.errors import NoFeasiblePlan
 from resihp.ir.model import Plan
-from resihp.ir.reshard import transfers
 
 __all__ = ["DEFAULT_BUDGET", "UNCHANGED", "adapt"]
 
@@ -167,13 +166,15 @@ def _decided(
         )
         told.append(msgspec.structs.replace(row, why=_why(row, best)))
     plan = best.checked.plan
+    traffic = state_traffic(situation.previous, plan, situation.pricing)
     return Decision(
         plan=plan,
         text=best.checked.text,
         chosen=best.name,
         iteration_s=best.iteration_s,
         no_change_s=None if unchanged is None else unchanged.iteration_s,
-        moved_bytes=_moved_bytes(situation.previous, plan),
+        moved_bytes=traffic.num_bytes + traffic.read_bytes,
+        moved_s=traffic.seconds,
         considered=tuple(told),
         num_played=num_played,
     )
@@ -188,7 +189,3 @@ def _why(each: Considered, best: Outcome) -> str:
     time_s = each.iteration_s or each.makespan_s or 0.0
     how = "simulated" if each.iteration_s is not None else "planned"
     return f"{how} {100 * (time_s / best.iteration_s - 1):+.1f} %"
-
-
-def _moved_bytes(previous: Plan, plan: Plan) -> int:
-    return sum(move_bytes(plan.model, move) for move in transfers(previous, plan))
