@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator pictures gap clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator pictures gap bench-schedules clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -56,6 +56,10 @@ pictures: $(VENV)/.run
 # Planned makespans beside proven optima; N=... small states.
 gap: $(VENV)/.bench
 	$(BIN)/python benchmarks/optimality_gap.py $(if $(N),--states $(N))
+
+# Every schedule beside its published bubble and the optimum; orders for slow links.
+bench-schedules: $(VENV)/.bench
+	$(BIN)/python benchmarks/schedules.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

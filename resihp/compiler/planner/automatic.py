@@ -14,8 +14,9 @@ import random
 from collections.abc import Iterator
 from itertools import product
 
-from resihp.compiler.planner.engine import GREEDY, Engine, Planned, Style
+from resihp.compiler.planner.engine import Engine
 from resihp.compiler.planner.lower_bound import lower_bound
+from resihp.compiler.planner.planned import GREEDY, Planned, Style
 from resihp.compiler.planner.problem import Chunks, Problem
 from resihp.compiler.planner.replay import ItemCosts, fits, planned_of, replay
 from resihp.compiler.planner.warmup import delay_bounds

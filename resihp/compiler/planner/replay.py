@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from resihp.compiler.planner.engine import Item, Planned
+from resihp.compiler.planner.planned import Item, Planned
 from resihp.compiler.planner.problem import Capacity, Chunks, Problem
 from resihp.compiler.schedules import Work
 from resihp.ir.model import Op

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from resihp.compiler.planner.balance import homeless_placed
-from resihp.compiler.planner.engine import GREEDY, Engine, Placing, Planned, Style
+from resihp.compiler.planner.engine import Engine
+from resihp.compiler.planner.planned import GREEDY, Placing, Planned, Style
 from resihp.compiler.planner.problem import Problem
 from resihp.compiler.planner.replay import replay
 
