@@ -81,13 +81,23 @@ def _gather(cluster: Cluster, degree: int, num_bytes: float) -> float:
     return (degree - 1) * link.seconds(num_bytes / degree)
 
 
-def reduce_seconds(cluster: Cluster, num_replicas: int, num_bytes: float, per_node: int) -> float:
-    """A ring all-reduce of `num_bytes` per rank over replicas on different nodes.
+def reduce_seconds(
+    cluster: Cluster,
+    num_replicas: int,
+    num_bytes: float,
+    per_node: int,
+    *,
+    is_inside_node: bool = False,
+) -> float:
+    """A ring all-reduce of `num_bytes` per rank over replicas, on different nodes or on one.
 
     `per_node` ranks of a node do this at once and share its adapters.
     """
     if num_replicas == 1:
         return 0.0
-    link, steps = cluster.inter_node, 2 * (num_replicas - 1)
+    steps = 2 * (num_replicas - 1)
+    if is_inside_node:
+        return steps * cluster.intra_node.seconds(num_bytes / num_replicas)
+    link = cluster.inter_node
     share = max(1.0, per_node / cluster.cluster.nics_per_node)
     return steps * link.seconds(num_bytes * share / num_replicas)

@@ -70,7 +70,11 @@ class Pricing:
         degrees = [group.tp for group in holders]
         num_bytes = self.costs.reduce_bytes(layers, self.shape.layers, min(degrees))
         per_node = max(1, self.cluster.cluster.gpus_per_node * min(degrees) // max(degrees))
-        return reduce_seconds(self.cluster, len(holders), num_bytes, per_node)
+        node_of = self.cluster.node_of
+        nodes = {node_of(rank) for group in holders for rank in (group.ranks[0], group.ranks[-1])}
+        return reduce_seconds(
+            self.cluster, len(holders), num_bytes, per_node, is_inside_node=len(nodes) == 1
+        )
 
     def step_s(self, group: Group) -> float:
         """AdamW on one member: bound by the memory of the device, whatever its speed."""

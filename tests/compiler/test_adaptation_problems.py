@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from plan_cases import plan_of
 
-from resihp.compiler.adaptation import Situation, problem_of
+from resihp.compiler.adaptation import Profile, Situation, problem_of
 from resihp.compiler.adaptation.layouts import Layout, kept_layout
 from resihp.compiler.adaptation.problems import TICK_S, in_flight_of
 from resihp.compiler.cluster import CLUSTERS, Cluster, ClusterSize, Health
@@ -61,7 +61,9 @@ def test_the_schedule_sets_the_bound_and_whether_w_is_apart():
         situation = situation_of(plan_of(schedule=name))
         layout = kept_layout(situation)
         assert layout is not None
-        problem = problem_of(situation, layout)
+        assert problem_of(situation, layout).split
+        fused = situation.with_profile(Profile(splits_backward=False))
+        problem = problem_of(fused, layout)
         assert (problem.in_flight, problem.split) == (bound, name == "zb-h1")
         assert in_flight_of(name, 2) == bound
 

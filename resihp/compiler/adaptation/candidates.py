@@ -73,9 +73,26 @@ def _members(situation: Situation) -> Iterator[tuple[str, Members]]:
         if members not in seen:
             seen.append(members)
             yield name, members
+    whole = _whole_groups(situation)
+    if whole is not None and whole not in seen:
+        yield "lost groups dropped", whole
+        return
     if not seen:
         assert refusal is not None
         raise refusal
+
+
+def _whole_groups(situation: Situation) -> Members | None:
+    """Only the groups that lost nobody, where every position has one.
+
+    A small group adds little compute, and makes the reduction of its stage longer.
+    """
+    if not situation.profile.moves_single_stages or not situation.has_one_stage_each:
+        return None
+    groups = situation.previous.groups
+    whole = {g.name: g.ranks for g in groups if situation.lost.isdisjoint(g.ranks)}
+    is_partial = len(whole) < len(groups) and {p.pp for p in whole} == {g.pp for g in groups}
+    return whole if is_partial else None
 
 
 def _layers(

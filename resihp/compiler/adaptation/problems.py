@@ -42,7 +42,7 @@ def problem_of(situation: Situation, layout: Layout) -> Problem:
         crossing=tuple(
             max(_between_replicas(situation, *both), default=0) for both in pairwise(groups)
         ),
-        split=splits_backward(previous),
+        split=situation.profile.splits_backward or splits_backward(previous),
         in_flight=in_flight_of(previous.schedule, num_stages),
     )
 

@@ -28,6 +28,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     in one replica, and every replica of a plan has all stages."""
     repartitions: bool = True
     """Layers may change their stage."""
+    splits_backward: bool = True
+    """B and W may come apart where the plan before has them in one."""
 
 
 ANYTHING = Profile()

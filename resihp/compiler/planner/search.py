@@ -11,10 +11,11 @@ from itertools import islice, product
 
 from resihp.compiler.planner.algorithm1 import progress_rule
 from resihp.compiler.planner.balance import balanced, homeless_placed
+from resihp.compiler.planner.carriers import carriers_of, round_robin
 from resihp.compiler.planner.climb import climb
 from resihp.compiler.planner.engine import Engine
 from resihp.compiler.planner.lower_bound import lower_bound
-from resihp.compiler.planner.planned import GREEDY, Planned, Style
+from resihp.compiler.planner.planned import GREEDY, Item, Planned, Style
 from resihp.compiler.planner.problem import Problem
 
 __all__ = ["DEFAULT_BUDGET", "num_chunks", "search"]
@@ -97,10 +98,20 @@ def _plays(problem: Problem, *, move: bool) -> Iterator[Engine]:
         yield Engine(problem._replace(in_flight=bounds[0]), placing)
     if move:
         yield Engine(problem._replace(in_flight=bounds[0]), stay, progress_rule())
+    published = _published(problem) if move else []
     for style, bound in product(_STYLES, bounds):
-        for placing in placings:
-            if (style, bound) != (GREEDY, bounds[0]):
-                yield Engine(problem._replace(in_flight=bound), placing, style=style)
+        is_played = (style, bound) == (GREEDY, bounds[0])
+        for placing in published if is_played else [*placings, *published]:
+            yield Engine(problem._replace(in_flight=bound), placing, style=style)
+
+
+def _published(problem: Problem) -> list[dict[Item, dict[int, int]]]:
+    """Placings of other systems: so that none of them is ever better."""
+    carriers = carriers_of(problem)
+    found = [round_robin(problem, {})]
+    if carriers:
+        found.append(round_robin(problem, carriers))
+    return [placing for placing in found if placing]
 
 
 def _bounds(problem: Problem) -> list[tuple[int, ...] | None]:

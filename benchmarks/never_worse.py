@@ -1,0 +1,98 @@
+"""Whether any policy ever beats ours, over random failure states of real models and clusters.
+
+    python benchmarks/never_worse.py [--states N] [--seed S]
+
+All policies are timed by the same simulator on plans that the verifier accepts (Oobleck's
+pipelines of different depth, which no plan can say, by the planner's player). A state in which
+another policy is faster is printed, and makes the run fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from result_file import Row, print_table
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "compiler"))
+from failure_states import failure_state, told  # pyright: ignore[reportMissingImports]
+
+from resihp.compiler.policies import POLICIES, outcomes
+
+OURS = "resihp"
+TOLERANCE = 1e-9
+
+
+class Times(NamedTuple):
+    """Of one state."""
+
+    state: str
+    seconds: dict[str, float | None]
+    """By policy; None where it stops."""
+
+
+def times(seed: str) -> Times:
+    """All policies on the state of `seed`."""
+    situation = failure_state(seed)
+    found = outcomes(situation, POLICIES)
+    return Times(
+        f"{seed}: {told(situation)}", {outcome.name: outcome.iteration_s for outcome in found}
+    )
+
+
+def rows(found: Sequence[Times]) -> dict[str, Row]:
+    """How much longer each policy takes than ours, where both answer."""
+    table: dict[str, Row] = {}
+    for name in POLICIES:
+        ratios = sorted(
+            theirs / ours
+            for each in found
+            if (theirs := each.seconds[name]) and (ours := each.seconds[OURS])
+        )
+        row: dict[str, float | int | str] = {
+            "answers": sum(t.seconds[name] is not None for t in found)
+        }
+        if ratios and name != OURS:
+            row["time / ours: least"] = f"{ratios[0]:.3f}"
+            row["median"] = f"{median(ratios):.3f}"
+            row["p90"] = f"{ratios[int(0.9 * len(ratios))]:.3f}"
+            row["most"] = f"{ratios[-1]:.3f}"
+            row["faster than ours"] = sum(ratio < 1 - TOLERANCE for ratio in ratios)
+        table[name] = row
+    return table
+
+
+def beaten(found: Sequence[Times]) -> list[str]:
+    """The states in which another policy is faster, or answers where ours does not."""
+    lines: list[str] = []
+    for each in found:
+        ours = each.seconds[OURS] or float("inf")
+        better = {n: s for n, s in each.seconds.items() if s and s < ours * (1 - TOLERANCE)}
+        if better:
+            by = ", ".join(f"{name} {seconds / ours:.3f}" for name, seconds in better.items())
+            lines.append(f"{each.state}: {by}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="policies compared over random failure states")
+    parser.add_argument("--states", type=int, default=1000, metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    seeds = [f"{options.seed} {index}" for index in range(options.states)]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        found = pool.map(times, seeds, chunksize=10)
+    print_table(f"{len(found)} failure states", rows(found))
+    lines = beaten(found)
+    print("\n".join(lines))
+    if lines:
+        raise SystemExit(f"{len(lines)} states in which another policy is faster")
+
+
+if __name__ == "__main__":
+    main()
