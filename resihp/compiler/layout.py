@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from resihp.compiler.capacity import oversized
 from resihp.compiler.lower import lower
 from resihp.compiler.partition import ranges_of
-from resihp.compiler.pricing import Pricing
 from resihp.compiler.schedules import Placed, placed
 from resihp.compiler.work import home_work, ordered
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Group, LayerRange, Mesh, ModelShape, Plan, Precision
+
+if TYPE_CHECKING:
+    from resihp.compiler.pricing import Pricing
 
 __all__ = ["initial_plan", "laid_out", "split_layers"]
 

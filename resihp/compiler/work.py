@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from resihp.compiler.automatic import automatically_ordered
-from resihp.compiler.pricing import Pricing
 from resihp.compiler.schedules import AUTOMATIC, order_at
 from resihp.compiler.with_orders import with_orders
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Plan
 from resihp.ir.placement import placement_of
+
+if TYPE_CHECKING:
+    from resihp.compiler.pricing import Pricing
 
 __all__ = ["home_work", "ordered", "spread_work"]
 
@@ -57,6 +59,9 @@ def ordered(
     Raises UserError for an automatic schedule and a plan that says nothing of memory.
     """
     if kind in AUTOMATIC:
+        # The planner takes a while to load, and nothing else here needs it.
+        from resihp.compiler.automatic import automatically_ordered
+
         return automatically_ordered(plan, kind, work, pricing)
     stages = placement_of(plan).stages
     positions = sorted(stages)
