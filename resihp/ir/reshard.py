@@ -64,6 +64,8 @@ class Need(NamedTuple):
     """What one rank lacks of one layer."""
 
     rank: int
+    member: int
+    """Its index in the group."""
     chunks: list[int]
     whole: bool
     """It lacks the tensors that every member holds whole, too."""
@@ -151,7 +153,7 @@ class Change:
             wanted = chunks_of_member(index, target.tp, self.num_chunks)
             chunks = [chunk for chunk in wanted if held is None or chunk not in held]
             if chunks:
-                yield Need(rank, chunks, held is None)
+                yield Need(rank, index, chunks, held is None)
 
     def _held_chunks(self, rank: int, layer: int) -> range | None:
         """None where the rank held nothing of the layer."""
@@ -184,16 +186,19 @@ class Change:
                 return Giver(index, rank)
         return None
 
-    def giver_of_whole(self, lines: Sequence[int]) -> Giver | None:
-        """Of the tensors that every member holds whole: the first live rank of the sources."""
+    def giver_of_whole(self, lines: Sequence[int], member: int) -> Giver | None:
+        """Of the tensors that every member holds whole, to a member of the target.
+
+        The first source that has a live rank gives them, each of its live ranks to some members.
+        """
         for index in lines:
             line = self.plan.reconfigure[index]
             if isinstance(line, Load):
                 return Giver(index, None)
             ranks = (line.source,) if isinstance(line, Move) else self.old[line.source].ranks
-            for rank in ranks:
-                if rank not in self.lost:
-                    return Giver(index, rank)
+            alive = [rank for rank in ranks if rank not in self.lost]
+            if alive:
+                return Giver(index, alive[member % len(alive)])
         return None
 
 
@@ -226,7 +231,7 @@ def _brought(
     rank, num_chunks = need.rank, change.num_chunks
     about = [i for i in lines if change.covers(change.plan.reconfigure[i], rank, layer)]
     if need.whole:
-        giver = change.giver_of_whole(about)
+        giver = change.giver_of_whole(about, need.member)
         yield _piece(change, giver, layer, 0, 1, rank, replicated=True)
     for chunk in need.chunks:
         giver = change.giver(about, chunk)
