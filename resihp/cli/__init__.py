@@ -56,6 +56,7 @@ VERBS = {
     "explain": Verb("resihp.cli.explain", "tell what a diagnostic code means", light=True),
     "fmt": Verb("resihp.cli.fmt", "write plans in the canonical form", light=True),
     "plan": Verb("resihp.cli.plan", "make the plan of a healthy job", light=True),
+    "search": Verb("resihp.cli.search", "find the best degrees and schedule", light=True),
     "lower": Verb("resihp.cli.lower", "make the plan of a schedule", light=True),
     "show": Verb("resihp.cli.show", "draw what a plan does over time", light=True),
     "adapt": Verb("resihp.cli.adapt", "make the best plan for what is left", light=True),

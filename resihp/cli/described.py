@@ -57,8 +57,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Declare `--cluster` and `--precision`."""
+def add_cluster(parser: argparse.ArgumentParser, precision: Precision | None = None) -> None:
+    """Declare `--cluster` and `--precision`, whose default is `precision` or what a plan says."""
     parser.add_argument(
         "--cluster",
         metavar="NAME|FILE.TOML",
@@ -67,7 +67,9 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16"),
-        help="of parameters and activations (default: what the plan says, or fp32)",
+        default=precision,
+        help="of parameters and activations (default: "
+        f"{precision or 'what the plan says, or fp32'})",
     )
 
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from resihp.compiler.capacity import oversized
+from resihp.compiler.capacity import Oversized
 from resihp.compiler.cluster import Cluster
 from resihp.compiler.costs import Lengths
 from resihp.compiler.layout import laid_out, split_layers
@@ -24,13 +24,13 @@ from resihp.compiler.lower import lower
 from resihp.compiler.partition import StageTime, partition, ranges_of
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.schedules import Placed, placed
-from resihp.compiler.simulate import simulate
+from resihp.compiler.simulate import Simulation, simulate
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, LayerRange, Mesh, ModelShape, Op, Plan, Precision
 from resihp.ir.verify.ranges import MAX_INSTRUCTIONS
 from resihp.ir.verify.topology import why_not_degree
 
-__all__ = ["Recipe", "Split", "check_degrees", "degrees_of", "healthy_plan"]
+__all__ = ["Recipe", "Split", "check_degrees", "degrees_of", "draft_plan", "healthy_plan"]
 
 MAX_TP = 1 << 10
 _INSTRUCTIONS_A_TASK = 11
@@ -56,6 +56,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     """Of a device; None: as much as needed."""
     transport: str | None = None
+    documents: int = 1
+    """Of equal length in a micro-batch; attention is inside of each."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """Of a micro-batch."""
+        length, rest = divmod(self.batch.tokens, self.documents)
+        return Lengths.of([length] * self.documents + [rest] * (rest > 0))
 
 
 def healthy_plan(recipe: Recipe, pricing: Pricing) -> Plan:
@@ -69,10 +77,25 @@ def healthy_plan(recipe: Recipe, pricing: Pricing) -> Plan:
     _check_size(recipe, sum(map(len, stages)))
     # What fits depends on one replica, so one is enough to find the layers.
     single = _Maker(recipe, Mesh(tp=recipe.mesh.tp, pp=recipe.mesh.pp, dp=1), pricing, stages)
-    whole = _Maker(recipe, recipe.mesh, pricing, stages)
+    whole = single if recipe.mesh.dp == 1 else _Maker(recipe, recipe.mesh, pricing, stages)
     if recipe.layers == "auto":
         return _fastest(single, whole)
-    return whole.make(_layers(single, recipe.layers))
+    return whole.make(tuple(_layers(single, recipe.layers)))
+
+
+def draft_plan(recipe: Recipe, pricing: Pricing) -> Simulation:
+    """One replica of the schedule that `healthy_plan` lowers, played; many times as quick to have.
+
+    What it takes is `Simulation.compute_s`: nothing is reduced. Raises as `healthy_plan` does, but
+    not where only the buffers do not fit.
+    """
+    assert recipe.layers != "auto", "a split that is found by plans"
+    check_degrees(pricing.shape, recipe.mesh, pricing.cluster)
+    stages = placed(recipe.schedule, recipe.mesh.pp, recipe.num_chunks)
+    _check_size(recipe, sum(map(len, stages)))
+    maker = _Maker(recipe, Mesh(tp=recipe.mesh.tp, pp=recipe.mesh.pp, dp=1), pricing, stages)
+    layers = _layers(maker, recipe.layers, is_draft=True)
+    return maker.simulated(maker.order(tuple(layers)))
 
 
 def _fastest(single: _Maker, whole: _Maker) -> Plan:
@@ -80,11 +103,10 @@ def _fastest(single: _Maker, whole: _Maker) -> Plan:
     splits = [_balanced(single, single.compute_s), _balanced(single, whole.total_s)]
     with suppress(NoFeasiblePlan):
         splits.append(_layers(single, "even"))
-    distinct = dict.fromkeys(map(tuple, splits))
-    plans = [whole.make(layers) for layers in distinct]
+    plans = [whole.make(layers) for layers in dict.fromkeys(map(tuple, splits))]
     if len(plans) == 1:
         return plans[0]
-    return min(plans, key=lambda plan: simulate(plan, whole.pricing).iteration_s)
+    return min(plans, key=lambda plan: whole.simulated(plan).iteration_s)
 
 
 def _check_size(recipe: Recipe, num_stages: int) -> None:
@@ -115,7 +137,9 @@ class _Maker:
             transport=recipe.transport,
             precision=recipe.precision,
         )
-        lengths = Lengths.of([recipe.batch.tokens])
+        lengths = recipe.lengths
+        self._orders: dict[tuple[LayerRange, ...], Plan] = {}
+        self._plans: dict[tuple[LayerRange, ...], Plan] = {}
         layer, head = pricing.costs.layer[mesh.tp], pricing.costs.head[mesh.tp]
         f, b, w = (cost.seconds(lengths) for cost in layer)
         self.cost = {Op.F: f, Op.B: b, Op.W: w, Op.BW: b + w}
@@ -123,10 +147,39 @@ class _Maker:
         self.compute_s = _Load(f + b + w, 0.0, head_s)
         self.total_s = self.compute_s.and_once(_reduce_s(pricing, mesh), recipe.batch.microbatches)
 
-    def make(self, layers: Sequence[LayerRange]) -> Plan:
-        schedule = laid_out(self.header, self.stages, layers, self.pricing)
-        scatter = self.pricing.scatter(self.recipe.batch.tokens)
-        return lower(schedule, scatter=scatter, cost=self.cost)
+    def order(self, layers: tuple[LayerRange, ...]) -> Plan:
+        """The schedule with these layers of each stage."""
+        if layers not in self._orders:
+            self._orders[layers] = laid_out(self.header, self.stages, layers, self.pricing)
+        return self._orders[layers]
+
+    def make(self, layers: tuple[LayerRange, ...]) -> Plan:
+        """The lowered plan with these layers of each stage."""
+        if layers not in self._plans:
+            scatter = self.pricing.scatter(self.recipe.batch.tokens)
+            self._plans[layers] = lower(self.order(layers), scatter=scatter, cost=self.cost)
+        return self._plans[layers]
+
+    def oversized(self, layers: Sequence[LayerRange], *, is_draft: bool) -> list[Oversized]:
+        """Groups that need more memory than there is; as `capacity.oversized`, but quicker."""
+        if self.header.memory_bytes is None:
+            return []
+        # A schedule has no buffers: what does not fit there never does.
+        found = self._oversized(self.order(tuple(layers)))
+        return found if found or is_draft else self._oversized(self.make(tuple(layers)))
+
+    def _oversized(self, plan: Plan) -> list[Oversized]:
+        assert plan.memory_bytes is not None
+        peaks = self.simulated(plan).peaks()
+        return [
+            Oversized(peak.group, peak.num_bytes, plan.memory_bytes)
+            for peak in peaks
+            if peak.num_bytes > plan.memory_bytes
+        ]
+
+    def simulated(self, plan: Plan) -> Simulation:
+        """A plan or schedule of the recipe, played."""
+        return simulate(plan, self.pricing, lengths=[self.recipe.lengths])
 
 
 class _Load(NamedTuple):
@@ -160,24 +213,26 @@ def _reduce_s(pricing: Pricing, mesh: Mesh) -> _Load:
     return _Load(layer, table, table)
 
 
-def _layers(maker: _Maker, said: tuple[int, ...] | Split) -> list[LayerRange]:
-    """As is said, within memory."""
+def _layers(
+    maker: _Maker, said: tuple[int, ...] | Split, *, is_draft: bool = False
+) -> list[LayerRange]:
+    """As is said, within memory; that of a draft has no buffers."""
     num_layers = maker.pricing.shape.layers
     num_stages = sum(map(len, maker.stages))
     if said == "balanced":
-        return _balanced(maker, maker.compute_s)
+        return _balanced(maker, maker.compute_s, is_draft=is_draft)
     if isinstance(said, str):
         layers = split_layers(num_layers, num_stages)
     else:
         _check_layers(said, num_layers, num_stages)
         layers = ranges_of(said)
-    too_big = oversized(maker.make(layers))
+    too_big = maker.oversized(layers, is_draft=is_draft)
     if too_big:
         raise NoFeasiblePlan(str(too_big[0]))
     return layers
 
 
-def _balanced(maker: _Maker, load: _Load) -> list[LayerRange]:
+def _balanced(maker: _Maker, load: _Load, *, is_draft: bool = False) -> list[LayerRange]:
     """The partition with the smallest largest load of a position that fits."""
     num_layers, stages = maker.pricing.shape.layers, maker.stages
     even = _per_position(split_layers(num_layers, sum(map(len, stages))), stages)
@@ -191,7 +246,7 @@ def _balanced(maker: _Maker, load: _Load) -> list[LayerRange]:
                 f"{refusal}; nor do other splits of the layers fit; a larger tp or pp needs less"
             )
         layers = _in_stages(counts, load, maker.stages)
-        too_big = oversized(maker.make(layers))
+        too_big = maker.oversized(layers, is_draft=is_draft)
         if not too_big:
             return layers
         refusal = str(too_big[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from resihp.compiler.capacity import peak_bytes
 from resihp.compiler.costs import Lengths
 from resihp.compiler.models import Model, training_flops
 from resihp.compiler.pricing import Pricing
@@ -15,7 +14,7 @@ __all__ = ["Prediction", "predict"]
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one iteration of a plan whose micro-batches are one document each."""
+    """Of one iteration of a plan whose micro-batches are all alike."""
 
     iteration_s: float
     tokens_per_s: float
@@ -30,27 +29,31 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The group that it is in."""
 
 
-def predict(plan: Plan, model: Model, pricing: Pricing) -> Prediction:
-    """Figures of a verified `plan` of `model` at the prices of a job."""
-    simulation = simulate(plan, pricing)
+def predict(
+    plan: Plan, model: Model, pricing: Pricing, lengths: Lengths | None = None
+) -> Prediction:
+    """Figures of a verified `plan` of `model` at the prices of a job.
+
+    `lengths` are those of every micro-batch (None: one document).
+    """
+    if lengths is None:
+        lengths = Lengths.of([plan.batch.tokens])
+    simulation = simulate(plan, pricing, lengths=[lengths])
     groups = simulation.groups()
-    peaks = peak_bytes(plan)
-    fullest = max(peaks, key=lambda name: peaks[name])
+    fullest = max(simulation.peaks(), key=lambda peak: peak.num_bytes)
     return Prediction(
         iteration_s=simulation.iteration_s,
         tokens_per_s=simulation.tokens_per_s,
         bubble_share=sum(g.bubble_s for g in groups) / (len(groups) * simulation.iteration_s),
-        flops_share=_useful_flops_per_s(plan, model, simulation.iteration_s)
-        / (plan.mesh.world * _peak_flops(pricing, plan.precision)),
-        peak_bytes=peaks[fullest],
-        fullest=fullest,
+        flops_share=_useful_flops(plan, model, lengths)
+        / (simulation.iteration_s * plan.mesh.world * _peak_flops(pricing, plan.precision)),
+        peak_bytes=fullest.num_bytes,
+        fullest=fullest.group.name,
     )
 
 
-def _useful_flops_per_s(plan: Plan, model: Model, iteration_s: float) -> float:
-    tokens, pairs = Lengths.of([plan.batch.tokens])
-    per_micro_batch = training_flops(model, tokens, pairs)
-    return plan.mesh.dp * plan.batch.microbatches * per_micro_batch / iteration_s
+def _useful_flops(plan: Plan, model: Model, lengths: Lengths) -> float:
+    return plan.mesh.dp * plan.batch.microbatches * training_flops(model, *lengths)
 
 
 def _peak_flops(pricing: Pricing, precision: Precision) -> float:
