@@ -8,9 +8,9 @@ from typing import NamedTuple
 from resihp.compiler.adaptation.layouts import Layout, formed, kept_layout
 from resihp.compiler.adaptation.pp import SHARES, held_layers, repartitioned
 from resihp.compiler.adaptation.situation import Situation
-from resihp.compiler.adaptation.tp import RULES, Members, choose_members
+from resihp.compiler.adaptation.tp import RULES, Members, choose_members, degraded
 from resihp.errors import NoFeasiblePlan
-from resihp.ir.model import LayerRange
+from resihp.ir.model import GroupName, LayerRange
 
 __all__ = ["Candidate", "candidates"]
 
@@ -64,35 +64,35 @@ def _members(situation: Situation) -> Iterator[tuple[str, Members]]:
     layers = held_layers(situation)
     seen: list[Members] = []
     refusal: NoFeasiblePlan | None = None
-    for name, rule in RULES.items():
+    choices = [(name, rule, frozenset[GroupName]()) for name, rule in RULES.items()]
+    first, fastest = next(iter(RULES.items()))
+    choices += [(f"{first}, {what}", fastest, gone) for what, gone in _given_up(situation)]
+    for name, rule, without in choices:
         try:
-            members = choose_members(situation, rule, layers)
+            members = choose_members(situation, rule, layers, without)
         except NoFeasiblePlan as error:
             refusal = error
             continue
         if members not in seen:
             seen.append(members)
             yield name, members
-    whole = _whole_groups(situation)
-    if whole is not None and whole not in seen:
-        yield "lost groups dropped", whole
-        return
     if not seen:
         assert refusal is not None
         raise refusal
 
 
-def _whole_groups(situation: Situation) -> Members | None:
-    """Only the groups that lost nobody, where every position has one.
-
-    A small group adds little compute, and makes the reduction of its stage longer.
-    """
-    if not situation.profile.moves_single_stages or not situation.has_one_stage_each:
-        return None
+def _given_up(situation: Situation) -> Iterator[tuple[str, frozenset[GroupName]]]:
+    """Places that may be worth less than the memory, the reduction and the bubbles they cost."""
     groups = situation.previous.groups
-    whole = {g.name: g.ranks for g in groups if situation.lost.isdisjoint(g.ranks)}
-    is_partial = len(whole) < len(groups) and {p.pp for p in whole} == {g.pp for g in groups}
-    return whole if is_partial else None
+    hit = frozenset(g.name for g in groups if not situation.lost.isdisjoint(g.ranks))
+    if hit:
+        yield "without groups that lost ranks", hit
+        replicas = {place.replica for place in hit}
+        whole = frozenset(group.name for group in groups if group.replica in replicas)
+        yield "without replicas that lost ranks", whole
+    slow = frozenset(degraded(situation))
+    if slow - hit:
+        yield "without degraded groups", slow
 
 
 def _layers(

@@ -2,53 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from resihp.compiler.adaptation.candidates import Candidate
 from resihp.compiler.adaptation.decision import Considered
 from resihp.compiler.adaptation.layouts import Layout
 from resihp.compiler.adaptation.planning import num_homeless
-from resihp.compiler.adaptation.problems import TICK_S, problem_of
+from resihp.compiler.adaptation.problems import TICK_S, problem_of, splits_backward
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.planner.engine import Planned
-from resihp.compiler.planner.lower_bound import lower_bound
+from resihp.compiler.planner.lower_bound import stage_bounds
 from resihp.compiler.planner.problem import Problem, total
 from resihp.ir.model import Group
 
 __all__ = ["Entry"]
 
 
+class _Ends(NamedTuple):
+    """Seconds after the last compute of each stage: its gradients are reduced, then all step."""
+
+    reduce_s: list[float]
+    step_s: float
+
+    @property
+    def most_s(self) -> float:
+        """Of the slowest reduction."""
+        return max(self.reduce_s) + self.step_s
+
+    @property
+    def least_s(self) -> float:
+        """Of the fastest reduction."""
+        return min(self.reduce_s) + self.step_s
+
+    def after(self, ticks: Sequence[int]) -> float:
+        """Seconds until the step is over where each stage computes for some ticks."""
+        pairs = zip(ticks, self.reduce_s, strict=True)
+        return max(each * TICK_S + reduce_s for each, reduce_s in pairs) + self.step_s
+
+
 class Entry:
     """A layout on which micro-batches may move (`moves`) or stay where they can."""
 
-    def __init__(
-        self, situation: Situation, candidate: Candidate, problem: Problem, *, moves: bool
-    ) -> None:
+    def __init__(self, candidate: Candidate, problem: Problem, ends: _Ends, bound_s: float) -> None:
         self.candidate = candidate
         self.problem = problem
-        self.moves = moves
-        self.end_s = _end_s(situation, candidate.layout)
-        """Seconds after the last worker's compute: gradients are reduced, then all step."""
-        at_home = 0 if moves else _longest_at_home(problem)
-        self.bound_s = max(lower_bound(problem), at_home) * TICK_S + self.end_s
+        self.ends = ends
+        self.bound_s = bound_s
+        """No plan takes less."""
+        self.moves = True
         self.planned: Planned | None = None
         self.iteration_s: float | None = None
         self.why = ""
 
     @classmethod
-    def pair(cls, situation: Situation, candidate: Candidate) -> list[Entry]:
-        """Both of one candidate, or one where there is no choice."""
-        problem = problem_of(situation, candidate.layout)
-        can_move = len(problem.replicas) > 1
-        return [
-            cls(situation, candidate, problem, moves=moves)
-            for moves in ((True, False) if can_move else (False,))
-        ]
+    def of(cls, situation: Situation, candidate: Candidate) -> list[Entry]:
+        """Those of one candidate: B and W apart or as before, micro-batches that move or stay."""
+        problem, ends = problem_of(situation, candidate.layout), _ends(situation, candidate.layout)
+        found: list[Entry] = []
+        as_before = problem._replace(split=splits_backward(situation.previous))
+        for each in dict.fromkeys((problem, as_before)):
+            bounds = stage_bounds(each)
+            free = cls(candidate, each, ends, ends.after(bounds))
+            at_home = ends.after(list(map(max, bounds, _loads_at_home(each))))
+            fixed = cls(candidate, each, ends, at_home)
+            fixed.moves = False
+            found += [free, fixed] if len(each.replicas) > 1 else [fixed]
+        return found
 
     @property
     def makespan_s(self) -> float | None:
-        """What the planner predicts; None where there is no complete plan."""
+        """What the planner predicts: all compute, then the slowest reduction and the step.
+
+        None where there is no complete plan. Reductions of stages that end early are hidden, so
+        this is a little more than what is simulated.
+        """
         if self.planned is None or not self.planned.complete:
             return None
-        return self.planned.makespan * TICK_S + self.end_s
+        return self.planned.makespan * TICK_S + self.ends.most_s
+
+    @property
+    def least_s(self) -> float:
+        """What the plan takes at least; where there is none, what any takes."""
+        if self.planned is None or not self.planned.complete:
+            return self.bound_s
+        return max(self.bound_s, self.planned.makespan * TICK_S + self.ends.least_s)
 
     @property
     def name(self) -> str:
@@ -74,22 +112,20 @@ class Entry:
         )
 
 
-def _longest_at_home(problem: Problem) -> int:
-    """Ticks of the most loaded worker where nothing moves."""
-    costs = (total(c) for row in set(problem.replicas) for c in row.chunks if c is not None)
-    return problem.num_microbatches * max(costs)
+def _loads_at_home(problem: Problem) -> list[int]:
+    """Ticks of the most loaded worker of each stage where nothing moves."""
+    rows = set(problem.replicas)
+    return [
+        problem.num_microbatches * max(total(c) for row in rows if (c := row.chunks[s]) is not None)
+        for s in range(problem.num_stages)
+    ]
 
 
-def _end_s(situation: Situation, layout: Layout) -> float:
-    """The longest reduction of a stage's gradients, and the longest step."""
-    holders: dict[int, list[Group]] = {}
+def _ends(situation: Situation, layout: Layout) -> _Ends:
+    holders: list[list[Group]] = [[] for _ in range(situation.placement.num_stages)]
     for group in layout.groups:
-        holders.setdefault(group.pp, []).append(group)
+        holders[group.pp].append(group)
     pricing = situation.pricing
-    reduce_s = max(
-        pricing.reduce_s(groups, layers)
-        for groups in holders.values()
-        for layers in groups[0].layers
-    )
-    fewest = (min(groups, key=lambda group: group.tp) for groups in holders.values())
-    return reduce_s + max(map(pricing.step_s, fewest))
+    reduce_s = [pricing.reduce_s(groups, groups[0].sole_layers) for groups in holders]
+    fewest = (min(groups, key=lambda group: group.tp) for groups in holders)
+    return _Ends(reduce_s, max(map(pricing.step_s, fewest)))

@@ -11,7 +11,7 @@ from resihp.compiler.adaptation.planning import plan_well
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.orders import streams_of
-from resihp.compiler.planner.problem import TICK_S, Problem
+from resihp.compiler.planner.problem import Problem
 from resihp.compiler.planner.search import num_chunks
 from resihp.compiler.simulate import Simulation, simulate
 from resihp.ir.model import GroupName, Plan
@@ -21,7 +21,9 @@ __all__ = ["Outcome", "best_outcome", "simulated_s"]
 _NUM_LOWERED = 3
 """Candidates that are lowered at most, each only if those before do not fit or do not pay."""
 _SMALL = 10_000
-"""Chunks of work of a plan that is simulated for certainty, not only where the planner says so."""
+"""Chunks of work of a plan that takes no time worth mentioning."""
+_WORTH_A_LOOK = 0.02
+"""Share of an iteration that a larger plan may save for it to be lowered too."""
 _NUM_RETRIES = 4
 """How often a plan that lacks memory is made again with less."""
 
@@ -45,7 +47,7 @@ def best_outcome(
     goal_s = float("inf") if no_change_s is None else no_change_s
     for entry in entries[:_NUM_LOWERED]:
         if best is not None and best[2] < goal_s and not _may_be_faster(entry, best[2]):
-            break
+            continue
         simulation = _fitting(situation, entry)
         if simulation is None:
             entry.why = "needs more memory than a device has"
@@ -60,14 +62,9 @@ def best_outcome(
 
 
 def _may_be_faster(entry: Entry, best_s: float) -> bool:
-    """Whether a plan may simulate in less than `best_s`, and it costs little to see.
-
-    The planner adds the longest reduction to its makespan; in truth the reductions of stages that
-    end early are over by then.
-    """
-    assert entry.planned is not None
-    is_small = num_chunks(entry.problem) <= _SMALL
-    return is_small and entry.planned.makespan * TICK_S < best_s
+    """Whether a plan may simulate in less than `best_s` by as much as it is worth to see."""
+    gain = 0.0 if num_chunks(entry.problem) <= _SMALL else _WORTH_A_LOOK
+    return entry.least_s < best_s * (1 - gain)
 
 
 def simulated_s(situation: Situation, plan: Plan) -> float:

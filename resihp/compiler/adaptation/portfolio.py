@@ -62,7 +62,7 @@ def adapt(
     no_change_s = None if unchanged is None else unchanged.iteration_s
     found = candidates(situation)
     if situation.has_one_stage_each:
-        entries = [entry for each in found for entry in Entry.pair(situation, each)]
+        entries = [entry for each in found for entry in Entry.of(situation, each)]
         num_played = _plan(situation, entries, budget)
         ranked = sorted(entries, key=_rank)
         best = best_outcome(situation, [e for e in ranked if e.makespan_s], no_change_s)
@@ -108,7 +108,7 @@ def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
             continue
         key = entry.problem, entry.moves
         if key not in played:
-            limit = None if best_s == float("inf") else int((best_s - entry.end_s) / TICK_S)
+            limit = None if best_s == float("inf") else int((best_s - entry.ends.least_s) / TICK_S)
             played[key] = plan_once(entry.problem, situation.profile, move=entry.moves, limit=limit)
         entry.planned = played[key]
         if entry.planned is None:

@@ -7,7 +7,7 @@ form groups anew, or are standby (`resihp.compiler.spares`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from resihp.compiler.adaptation.problems import least_degree
 from resihp.compiler.adaptation.situation import Situation
@@ -56,10 +56,14 @@ def degraded(situation: Situation) -> list[GroupName]:
 
 
 def choose_members(
-    situation: Situation, rule: Rate, layers: Mapping[int, tuple[LayerRange, ...]]
+    situation: Situation,
+    rule: Rate,
+    layers: Mapping[int, tuple[LayerRange, ...]],
+    without: Collection[GroupName] = (),
 ) -> Members:
     """Members of every group that can be formed, where position pp is to hold `layers[pp]`.
 
+    Places in `without` are given up, and their ranks are spare for the others.
     Where only whole micro-batches move, a replica that lacks a position is given up and its ranks
     are spare for the others.
 
@@ -68,9 +72,10 @@ def choose_members(
     k_min = {pp: least_degree(situation, held) for pp, held in layers.items()}
     replicas = list(range(situation.previous.mesh.dp))
     while True:
-        places = [GroupName(replica, pp) for replica in replicas for pp in layers]
+        every = [GroupName(replica, pp) for replica in replicas for pp in layers]
+        places = [place for place in every if place not in without]
         members = _members(situation, rule, k_min, layers, places)
-        missing = [place for place in places if place not in members]
+        missing = [place for place in every if place not in members]
         if not situation.profile.moves_single_stages and missing and len(replicas) > 1:
             replicas.remove(_neediest(missing))
             continue

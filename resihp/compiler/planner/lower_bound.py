@@ -11,14 +11,19 @@ from collections.abc import Callable, Sequence
 
 from resihp.compiler.planner.problem import Chunks, Problem, total
 
-__all__ = ["least_largest_load", "lower_bound"]
+__all__ = ["least_largest_load", "lower_bound", "stage_bounds"]
 
 
 def lower_bound(problem: Problem) -> int:
     """In ticks. 0 where there is no stage or no micro-batch."""
+    return max(stage_bounds(problem), default=0)
+
+
+def stage_bounds(problem: Problem) -> list[int]:
+    """The same for each stage: ticks before which its last worker cannot end."""
     if not problem.num_microbatches:
-        return 0
-    return max((_of_stage(problem, stage) for stage in range(problem.num_stages)), default=0)
+        return [0] * problem.num_stages
+    return [_of_stage(problem, stage) for stage in range(problem.num_stages)]
 
 
 def least_largest_load(costs: Sequence[int], count: int) -> int:
