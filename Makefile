@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator pictures gap bench-schedules clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator pictures gap never-worse amplification bench-schedules clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -29,7 +29,7 @@ unit: $(VENV)/.dev
 oracle: $(VENV)/.dev
 	$(BIN)/python tests/ir/oracle.py
 
-nightly: oracle gap
+nightly: oracle gap never-worse
 
 kills: $(VENV)/.run
 	$(BIN)/python benchmarks/random_kills.py
@@ -60,6 +60,13 @@ gap: $(VENV)/.bench
 # Every schedule beside its published bubble and the optimum; orders for slow links.
 bench-schedules: $(VENV)/.bench
 	$(BIN)/python benchmarks/schedules.py
+
+# All policies on random failure states; fails where one has a faster plan than ours. N=... states.
+never-worse: $(VENV)/.dev
+	$(BIN)/python benchmarks/never_worse.py $(if $(N),--states $(N))
+
+amplification: $(VENV)/.run
+	$(BIN)/python benchmarks/amplification.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -2,9 +2,10 @@
 
     python benchmarks/never_worse.py [--states N] [--seed S]
 
-All policies are timed by the same simulator on plans that the verifier accepts (Oobleck's
-pipelines of different depth, which no plan can say, by the planner's player). A state in which
-another policy is faster is printed, and makes the run fail.
+All policies are timed by the same simulator on plans that the verifier accepts. A state in which
+another policy has a faster plan is printed, and makes the run fail. Oobleck's pipelines of
+different depth are no plan that the language has, for they share no partition of the layers; they
+are timed by the planner's player, and states in which they are faster are told apart.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Times(NamedTuple):
     state: str
     seconds: dict[str, float | None]
     """By policy; None where it stops."""
+    has_plan: dict[str, bool]
+    """Whether the time is that of a plan."""
 
 
 def times(seed: str) -> Times:
@@ -41,7 +44,9 @@ def times(seed: str) -> Times:
     situation = failure_state(seed)
     found = outcomes(situation, POLICIES)
     return Times(
-        f"{seed}: {told(situation)}", {outcome.name: outcome.iteration_s for outcome in found}
+        f"{seed}: {told(situation)}",
+        {outcome.name: outcome.iteration_s for outcome in found},
+        {outcome.name: outcome.plan is not None for outcome in found},
     )
 
 
@@ -62,17 +67,21 @@ def rows(found: Sequence[Times]) -> dict[str, Row]:
             row["median"] = f"{median(ratios):.3f}"
             row["p90"] = f"{ratios[int(0.9 * len(ratios))]:.3f}"
             row["most"] = f"{ratios[-1]:.3f}"
-            row["faster than ours"] = sum(ratio < 1 - TOLERANCE for ratio in ratios)
+            row["faster"] = sum(ratio < 1 - TOLERANCE for ratio in ratios)
         table[name] = row
     return table
 
 
-def beaten(found: Sequence[Times]) -> list[str]:
+def beaten(found: Sequence[Times], *, by_plans: bool) -> list[str]:
     """The states in which another policy is faster, or answers where ours does not."""
     lines: list[str] = []
     for each in found:
         ours = each.seconds[OURS] or float("inf")
-        better = {n: s for n, s in each.seconds.items() if s and s < ours * (1 - TOLERANCE)}
+        better = {
+            name: seconds
+            for name, seconds in each.seconds.items()
+            if seconds and seconds < ours * (1 - TOLERANCE) and each.has_plan[name] == by_plans
+        }
         if better:
             by = ", ".join(f"{name} {seconds / ours:.3f}" for name, seconds in better.items())
             lines.append(f"{each.state}: {by}")
@@ -88,10 +97,13 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         found = pool.map(times, seeds, chunksize=10)
     print_table(f"{len(found)} failure states", rows(found))
-    lines = beaten(found)
+    lines = beaten(found, by_plans=False)
+    print(f"\nFaster by pipelines of different depth: {len(lines)} of {len(found)} states")
     print("\n".join(lines))
+    lines = beaten(found, by_plans=True)
+    print(f"\nFaster by a plan: {len(lines)} of {len(found)} states")
     if lines:
-        raise SystemExit(f"{len(lines)} states in which another policy is faster")
+        raise SystemExit("\n".join(lines))
 
 
 if __name__ == "__main__":

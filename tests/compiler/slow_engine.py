@@ -107,7 +107,11 @@ class SlowEngine:
         wanted = (3 if self.problem.split else 2) * self.problem.num_microbatches
         wanted *= self.num_stages * self.num_replicas
         done = sum(len(worker.order) for worker in self.workers.values())
-        return Planned(makespan, orders, self.placing, complete=done == wanted)
+        ends = tuple(
+            max(worker.ends_at for (_, s), worker in self.workers.items() if s == stage)
+            for stage in range(self.num_stages)
+        )
+        return Planned(makespan, orders, self.placing, complete=done == wanted, ends=ends)
 
     def happen(self, d: int, stage: int, what: str, code: Code) -> None:
         worker = self.workers[d, stage]

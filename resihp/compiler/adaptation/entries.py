@@ -72,14 +72,15 @@ class Entry:
 
     @property
     def makespan_s(self) -> float | None:
-        """What the planner predicts: all compute, then the slowest reduction and the step.
+        """What the planner predicts: each stage is reduced once its compute ends, then all step.
 
-        None where there is no complete plan. Reductions of stages that end early are hidden, so
-        this is a little more than what is simulated.
+        None where there is no complete plan.
         """
         if self.planned is None or not self.planned.complete:
             return None
-        return self.planned.makespan * TICK_S + self.ends.most_s
+        if not self.planned.ends:
+            return self.planned.makespan * TICK_S + self.ends.most_s
+        return self.ends.after(self.planned.ends)
 
     @property
     def least_s(self) -> float:

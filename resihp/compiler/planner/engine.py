@@ -331,7 +331,11 @@ class Engine:
         per_chunk = 3 if self.problem.split else 2
         num_chunks = self.problem.num_microbatches * self.problem.num_stages
         wanted = len(self._team_of) * num_chunks * per_chunk
-        return Planned(makespan, orders, self.placing, complete=num_done == wanted)
+        ends = tuple(
+            max(team.workers[stage].ends_at for team in self.teams)
+            for stage in range(self.problem.num_stages)
+        )
+        return Planned(makespan, orders, self.placing, complete=num_done == wanted, ends=ends)
 
 
 Migrate = Callable[[Engine, int], None]

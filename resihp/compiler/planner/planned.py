@@ -46,6 +46,8 @@ class Planned(NamedTuple):
     """Who runs what is not run at home."""
     complete: bool
     """Whether everything was run; not, where memory never had room."""
+    ends: tuple[int, ...] = ()
+    """Ticks until the last worker of each stage ends; empty where they were not kept."""
 
     @property
     def num_moved(self) -> int:
