@@ -23,6 +23,8 @@ class Candidate(NamedTuple):
     """The rule that chose the members; None where all groups have those of before."""
     pp: str | None
     """How layers were shared out; None where they stay."""
+    gives_up: bool = False
+    """Whether groups that could go on are given up."""
 
     @property
     def changes(self) -> list[str]:
@@ -49,17 +51,17 @@ def candidates(situation: Situation) -> list[Candidate]:
     if kept is not None:
         found.append(Candidate(kept, None, None))
     before = {group.name: frozenset(group.ranks) for group in situation.previous.groups}
-    for rule, members in _members(situation):
+    for rule, members, gives_up in _members(situation):
         same = {place: frozenset(ranks) for place, ranks in members.items()} == before
         for share, layers in _layers(situation, members):
             if same and share is None and kept is not None:
                 continue
             layout = formed(situation, members, layers)
-            found.append(Candidate(layout, None if same else rule, share))
+            found.append(Candidate(layout, None if same else rule, share, gives_up))
     return found
 
 
-def _members(situation: Situation) -> Iterator[tuple[str, Members]]:
+def _members(situation: Situation) -> Iterator[tuple[str, Members, bool]]:
     """Different choices of members by the first rule that makes them, that of before first."""
     layers = held_layers(situation)
     seen: list[Members] = []
@@ -75,7 +77,7 @@ def _members(situation: Situation) -> Iterator[tuple[str, Members]]:
             continue
         if members not in seen:
             seen.append(members)
-            yield name, members
+            yield name, members, bool(without)
     if not seen:
         assert refusal is not None
         raise refusal

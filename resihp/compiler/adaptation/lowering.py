@@ -20,7 +20,7 @@ __all__ = ["Outcome", "best_outcome", "simulated_s"]
 
 _NUM_LOWERED = 3
 """Candidates that are lowered at most, each only if those before do not fit or do not pay."""
-_SMALL = 10_000
+_SMALL = 3_000
 """Chunks of work of a plan that takes no time worth mentioning."""
 _WORTH_A_LOOK = 0.02
 """Share of an iteration that a larger plan may save for it to be lowered too."""

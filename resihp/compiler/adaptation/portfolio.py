@@ -102,7 +102,7 @@ def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
     """Play each entry that can be the best once, then the best ones more; how many were played."""
     played: dict[tuple[Problem, bool], Planned | None] = {}
     best_s = float("inf")
-    for entry in sorted(entries, key=lambda entry: entry.bound_s):
+    for entry in sorted(entries, key=_promise):
         if entry.bound_s >= best_s * (1 - _slack(entry.problem)):
             entry.why = "cannot be faster"
             continue
@@ -129,6 +129,11 @@ def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
         if before is None or _quality(planned) < _quality(before):
             entry.planned = planned
     return num_played
+
+
+def _promise(entry: Entry) -> float:
+    """By their bounds; what leaves ranks idle only where it is worth it."""
+    return entry.bound_s * (1 + _LEAST_GAIN * entry.candidate.gives_up)
 
 
 def _slack(problem: Problem) -> float:

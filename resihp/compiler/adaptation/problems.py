@@ -74,13 +74,16 @@ def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
     Where a plan states no memory there is room for twice as many micro-batches as stages, with
     which every schedule that the planner knows runs without waiting for memory.
     """
+    if (layers, tp) in situation.rooms:
+        return situation.rooms[layers, tp]
     sizes = room_of(situation.previous, layers, tp)
     sent = situation.previous.batch.tokens * situation.pricing.costs.boundary_bytes_per_token
     sizes = sizes._replace(activation=sizes.activation + sent, released=sizes.released + sent)
-    if situation.previous.memory_bytes is not None:
-        return sizes
-    most = 2 * situation.placement.num_stages
-    return sizes._replace(free=most * (sizes.activation + sizes.held))
+    if situation.previous.memory_bytes is None:
+        most = 2 * situation.placement.num_stages
+        sizes = sizes._replace(free=most * (sizes.activation + sizes.held))
+    situation.rooms[layers, tp] = sizes
+    return sizes
 
 
 def least_degree(situation: Situation, layers: Sequence[LayerRange]) -> int:
@@ -111,8 +114,7 @@ class _Rows:
         self._slow = frozenset(situation.pricing.health.speed)
         self._by_kind: dict[object, Replica] = {}
         self._rows: dict[Replica, Replica] = {}
-        self._chunks: dict[tuple[LayerRange, int, float], Chunks] = {}
-        self._memory: dict[tuple[LayerRange, int], Capacity] = {}
+        self._chunks = situation.chunks
 
     def of(self, held: Sequence[Group | None]) -> Replica:
         """The row of a replica with these groups; equal ones are one object."""
@@ -153,10 +155,7 @@ class _Rows:
         return self._chunks[key]
 
     def _memory_of(self, group: Group) -> Capacity:
-        key = group.sole_layers, group.tp
-        if key not in self._memory:
-            self._memory[key] = capacity_of(self._situation, *key)
-        return self._memory[key]
+        return capacity_of(self._situation, group.sole_layers, group.tp)
 
 
 def _distance(situation: Situation, here: Group, there: Group) -> object:

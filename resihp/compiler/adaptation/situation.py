@@ -11,10 +11,11 @@ from functools import cached_property
 import msgspec
 
 from resihp.compiler.costs import Lengths
+from resihp.compiler.planner.problem import Capacity, Chunks
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.sources import State
 from resihp.errors import UserError
-from resihp.ir.model import Plan
+from resihp.ir.model import LayerRange, Plan
 from resihp.ir.placement import Placement, placement_of
 
 __all__ = ["ANYTHING", "WHOLE_MICROBATCHES", "Profile", "Situation"]
@@ -60,6 +61,10 @@ class Situation:
         self.profile = profile
         self.resume_step = resume_step
         self.returned = frozenset(returned) - pricing.health.lost
+        self.rooms: dict[tuple[LayerRange, int], Capacity] = {}
+        """Memory by layers and TP degree, as far as it was asked for."""
+        self.chunks: dict[tuple[LayerRange, int, float], Chunks] = {}
+        """Ticks by layers, TP degree and speed, as far as they were asked for."""
         world = previous.mesh.world
         for what, ranks in (("lost", pricing.health.lost), ("slow", pricing.health.speed)):
             unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
