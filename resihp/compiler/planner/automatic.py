@@ -30,6 +30,7 @@ DEFAULT_BUDGET = 100_000
 _NAMED = ("1f1b", "zb-h1", "zb-h2")
 _STYLES = (GREEDY, Style(overrun=0.0), Style(overrun=0.5))
 _MAX_TRIES = 1000
+_NUM_GRADES = 4
 _REACH = 12
 """Places that a change moves a chunk by, at most."""
 _Order = tuple[tuple[Op, int, int], ...]
@@ -41,20 +42,24 @@ def automatic(
     """The shortest order that was found for a pipeline, one replica.
 
     `costs` are those of single micro-batches where they differ: orders are made for the nominal
-    ones of `problem` and chosen by these. `budget` bounds the work of improving, so that the same
+    ones of `problem` and chosen by these. B and W are apart, whatever `problem` says. `budget` bounds the work of improving, so that the same
     problem always gives the same order. The result is incomplete where nothing fits into memory.
     """
     assert len(problem.replicas) == 1, "replicas run apart: plan them one by one"
     assert all(chunks is not None for chunks in problem.replicas[0].chunks)
+    problem = problem._replace(split=True)
     best: Planned | None = None
+    floor = lower_bound(problem) if costs is None else 0
     for planned in _candidates(problem):
         makespan = replay(problem, planned, costs)
         assert makespan is not None, "what ran at some costs runs at all of them"
         planned = planned._replace(makespan=makespan)
         if best is None or _rank(planned) < _rank(best):
             best = planned
+        if best.complete and best.makespan == floor:
+            return best
     assert best is not None
-    if not best.complete or (costs is None and best.makespan == lower_bound(problem)):
+    if not best.complete:
         return best
     num_chunks = sum(map(len, best.orders[0]))
     return _improved(problem, best, costs, min(_MAX_TRIES, budget // max(num_chunks, 1)))
@@ -73,14 +78,28 @@ def _candidates(problem: Problem) -> Iterator[Planned]:
         )
         if known is not None:
             yield known
-    free = problem._replace(split=True)
-    num_stages = problem.num_stages
-    even = (num_stages,) * num_stages
-    bounds = dict.fromkeys([problem.in_flight, even, *delay_bounds(problem), None])
+    bounds = _bounds(problem)
     for style, bound in product(_STYLES, bounds):
-        yield Engine(free._replace(in_flight=bound), {}, style=style).run()
+        yield Engine(problem._replace(in_flight=bound), {}, style=style).run()
     for bound in bounds:
-        yield Engine(_evened(free)._replace(in_flight=bound), {}).run()
+        yield Engine(_evened(problem)._replace(in_flight=bound), {}).run()
+
+
+def _bounds(problem: Problem) -> list[tuple[int, ...] | None]:
+    """From the warm-ups of 1F1B in even steps to those of ZB-H2, deeper where hops take long."""
+    num_stages = problem.num_stages
+    most = dict.fromkeys(
+        num_stages + part * (num_stages - 1) // _NUM_GRADES for part in range(_NUM_GRADES + 1)
+    )
+    graded = [_graded(num_stages, first) for first in most]
+    flat = (num_stages,) * num_stages
+    return list(dict.fromkeys([problem.in_flight, *graded, flat, *delay_bounds(problem), None]))
+
+
+def _graded(num_stages: int, first: int) -> tuple[int, ...]:
+    """From `first` micro-batches in flight down to one, in steps that are as even as can be."""
+    steps = max(num_stages - 1, 1)
+    return tuple(1 + (first - 1) * (steps - stage) // steps for stage in range(num_stages))
 
 
 def _evened(problem: Problem) -> Problem:

@@ -6,7 +6,7 @@ budget in chunks, not in seconds: the same problem always gives the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, product
 
 from resihp.compiler.planner.algorithm1 import progress_rule
@@ -32,6 +32,7 @@ _STYLES = (
 )
 _MOST_TRIES = 900
 """Of small problems, whose plays cost next to nothing."""
+_Placing = dict[Item, dict[int, int]]
 
 
 def search(
@@ -92,7 +93,7 @@ def _plays(problem: Problem, *, move: bool) -> Iterator[Engine]:
     stay = homeless_placed(problem)
     placings = [stay]
     if move:
-        placings = [balanced(problem), stay, balanced(problem, spaced=False)]
+        placings = _distinct([balanced(problem), stay, balanced(problem, spaced=False)])
     bounds = _bounds(problem)
     for placing in placings:
         yield Engine(problem._replace(in_flight=bounds[0]), placing)
@@ -103,6 +104,15 @@ def _plays(problem: Problem, *, move: bool) -> Iterator[Engine]:
         is_played = (style, bound) == (GREEDY, bounds[0])
         for placing in published if is_played else [*placings, *published]:
             yield Engine(problem._replace(in_flight=bound), placing, style=style)
+
+
+def _distinct(placings: Iterable[_Placing]) -> list[_Placing]:
+    """Where only links are slow nothing moves, and all are the same."""
+    found: list[_Placing] = []
+    for placing in placings:
+        if placing not in found:
+            found.append(placing)
+    return found
 
 
 def _published(problem: Problem) -> list[dict[Item, dict[int, int]]]:
