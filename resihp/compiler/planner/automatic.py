@@ -42,8 +42,9 @@ def automatic(
     """The shortest order that was found for a pipeline, one replica.
 
     `costs` are those of single micro-batches where they differ: orders are made for the nominal
-    ones of `problem` and chosen by these. B and W are apart, whatever `problem` says. `budget` bounds the work of improving, so that the same
-    problem always gives the same order. The result is incomplete where nothing fits into memory.
+    ones of `problem` and chosen by these. B and W are apart, whatever `problem` says. `budget`
+    bounds the work of improving, so that the same problem always gives the same order. The result
+    is incomplete where nothing fits into memory.
     """
     assert len(problem.replicas) == 1, "replicas run apart: plan them one by one"
     assert all(chunks is not None for chunks in problem.replicas[0].chunks)
