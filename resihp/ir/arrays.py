@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from resihp.ir.model import Instr, Level, Op, Plan
 from resihp.ir.placement import Placement, placement_of
 
-__all__ = ["ABSENT", "Arrays", "Bits", "Ints", "Lanes", "Table", "arrays_of"]
+__all__ = ["ABSENT", "Arrays", "Bits", "Ints", "Lanes", "Table", "arrays_of", "distinct"]
 
 Ints = NDArray[np.intp]
 Bits = NDArray[np.bool_]
@@ -90,7 +90,7 @@ def arrays_of(plan: Plan, kinds: Ints | None = None) -> Arrays | None:
     objects = np.fromiter(chain.from_iterable(bodies.values()), np.object_, int(lengths.sum()))
     if not len(objects):
         return None
-    first, rows = _distinct(objects)
+    first, rows = distinct(objects)
     placement = placement_of(plan)
     table = _table(objects[first].tolist())
     if table is None or not _in_range(table, plan, placement.num_stages):
@@ -121,7 +121,7 @@ def arrays_of(plan: Plan, kinds: Ints | None = None) -> Arrays | None:
     )
 
 
-def _distinct(objects: NDArray[np.object_]) -> tuple[Ints, Ints]:
+def distinct(objects: NDArray[np.object_]) -> tuple[Ints, Ints]:
     """Index of one of each distinct object, and for every object which of these it is."""
     # An array of objects holds their addresses; no two objects share one rounded to 16 bytes.
     address = np.frombuffer(objects, np.intp) >> 4

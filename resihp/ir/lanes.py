@@ -6,6 +6,7 @@ The verifier, the timeline and the picture all look at a plan this way.
 from __future__ import annotations
 
 from collections.abc import Collection
+from operator import attrgetter
 from typing import NamedTuple
 
 from resihp.ir.model import Group, GroupName, Instr, LayerRange, Op, Plan
@@ -283,8 +284,8 @@ def alike(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def _replicas_named(body: tuple[Instr, ...]) -> set[int]:
-    homes = {instr.home for instr in body if instr.home is not None}
-    return homes | {instr.peer for instr in body if instr.peer is not None}
+    named = set(map(attrgetter("home"), body)) | set(map(attrgetter("peer"), body))
+    return {replica for replica in named if replica is not None}
 
 
 def _by_name(plan: Plan) -> tuple[dict[GroupName, Group], dict[GroupName, int]]:

@@ -93,7 +93,7 @@ def _places(plan: Plan) -> Iterator[_Line]:
 
 def _streams(plan: Plan) -> Iterator[str]:
     """The blocks as text; instructions and bodies repeat, so each is spelled once."""
-    lines: dict[Instr, str] = {}
+    lines: dict[int, str] = {}
     bodies: dict[int, str] = {}
     for stream in plan.streams:
         if id(stream.body) not in bodies:
@@ -102,14 +102,16 @@ def _streams(plan: Plan) -> Iterator[str]:
         yield f"\n{head} {{\n{bodies[id(stream.body)]}}}\n"
 
 
-def _body(body: tuple[Instr, ...], lines: dict[Instr, str]) -> str:
-    """The lines of a body; `lines` has those spelled before."""
+def _body(body: tuple[Instr, ...], lines: dict[int, str]) -> str:
+    """The lines of a body; `lines` has those spelled before, by identity."""
     assert not (body and body[-1].paired), "a pair has a second instruction"
-    for instr in body:
-        if instr not in lines:
-            lines[instr] = f"  {spell_instr(instr)}{' &' if instr.paired else ''}\n"
+    keys = list(map(id, body))
+    if not lines.keys() >= set(keys):
+        for key, instr in zip(keys, body, strict=True):
+            if key not in lines:
+                lines[key] = f"  {spell_instr(instr)}{' &' if instr.paired else ''}\n"
     # The line of the first of a pair ends with `&`: the second goes on there.
-    return "".join([lines[instr] for instr in body]).replace("&\n  ", "& ")
+    return "".join(map(lines.__getitem__, keys)).replace("&\n  ", "& ")
 
 
 def _of(statement: Statement) -> _Line:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from resihp.ir.arrays import distinct
 from resihp.ir.model import GroupName, Instr, Op, Plan
 from resihp.ir.placement import Placement, placement_of
 
@@ -122,14 +123,14 @@ class Flat(NamedTuple):
 def flat_of(plan: Plan, bodies: Mapping[GroupName, Sequence[Instr]]) -> Flat:
     """`bodies` of some groups of `plan` as numbers."""
     placement = placement_of(plan)
-    each = list(chain.from_iterable(bodies.values()))
-    # Instructions are often the same object: each is looked at once.
-    distinct = dict(zip(map(id, each), each, strict=True))
-    codes = _codes_for(plan, placement, distinct.values())
-    known = {key: codes.encode(instr) for key, instr in distinct.items()}
-    code = np.fromiter(map(known.__getitem__, map(id, each)), np.int64, len(each))
     lengths = [len(body) for body in bodies.values()]
     start = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    each = np.fromiter(chain.from_iterable(bodies.values()), np.object_, int(start[-1]))
+    # Instructions are often the same object: each is looked at once.
+    first, row = distinct(each) if len(each) else (start[:0], start[:0])
+    instrs: list[Instr] = each[first].tolist()
+    codes = _codes_for(plan, placement, instrs)
+    code = np.array([codes.encode(instr) for instr in instrs], np.int64)[row]
     return Flat(Layout(plan, placement, codes, list(bodies)), start, code)
 
 

@@ -165,6 +165,10 @@ class Engine:
                 queue, time = target.ready_b, now + worker.edge_down
             if not worker.is_plain and self._pass_on(worker, target.stage, code):
                 continue
+            if target.ends_at >= time and target.doing >= 0 and not follows:
+                # It looks at what is ready when it ends, and no sooner.
+                heappush(queue, code)
+                continue
             bucket = arrivals.get(time)
             if bucket is None:
                 arrivals[time] = [(queue, target, code)]

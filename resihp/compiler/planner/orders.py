@@ -13,14 +13,7 @@ def streams_of(planned: Planned) -> tuple[Stream, ...]:
 
     For plans with one stage per position of the pipeline.
     """
-    instrs: dict[tuple[Op, int, int], Instr] = {}
-
-    def instr(work: tuple[Op, int, int]) -> Instr:
-        if work not in instrs:
-            op, home, number = work
-            instrs[work] = Instr(op, number, None if home < 0 else home)
-        return instrs[work]
-
+    instrs = _Instrs()
     members: dict[int, list[int]] = {}
     for replica, order in planned.orders.items():
         members.setdefault(id(order), []).append(replica)
@@ -28,9 +21,18 @@ def streams_of(planned: Planned) -> tuple[Stream, ...]:
         Stream(
             replicas=tuple(sorted(replicas)),
             pp=stage,
-            body=tuple(instr(work) for work in planned.orders[replicas[0]][stage]),
+            body=tuple(map(instrs.__getitem__, planned.orders[replicas[0]][stage])),
         )
         for replicas in members.values()
         for stage in range(len(planned.orders[replicas[0]]))
         if planned.orders[replicas[0]][stage]
     )
+
+
+class _Instrs(dict[tuple[Op, int, int], Instr]):
+    """Instructions by (operation, home, number), each made once."""
+
+    def __missing__(self, work: tuple[Op, int, int]) -> Instr:
+        op, home, number = work
+        instr = self[work] = Instr(op, number, None if home < 0 else home)
+        return instr
