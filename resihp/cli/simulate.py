@@ -14,10 +14,12 @@ from resihp.cli.described import (
     pricing_of,
 )
 from resihp.cli.plan_files import name_of_file, parse_text, read_text, report
+from resihp.errors import UserError
 
 if TYPE_CHECKING:
     import argparse
 
+    from resihp.ir.model import Plan
     from resihp.ir.source import Parsed
 
 __all__ = ["add_arguments", "run"]
@@ -34,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="transfers queue for the adapters and links that they share (slower to simulate)",
     )
+    parser.add_argument(
+        "--compare",
+        metavar="POLICY,...|all",
+        help="what policies make of the failures: none, recycle, oobleck, greyhound, adaptra, "
+        "recycle+greyhound, oobleck+greyhound, resihp-literal, resihp",
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.epilog = (
         "The plan is verified first. "
@@ -45,10 +53,6 @@ def run(args: argparse.Namespace) -> int:
     """Verify the plan, play it and print the figures."""
     import msgspec
 
-    from resihp.compiler.simulate import simulate
-    from resihp.compiler.simulate.report import report_of
-    from resihp.compiler.simulate.report_text import render_report
-
     text = read_text(args.file)
     parsed = parse_text(text, args.file)
     if isinstance(parsed, tuple):
@@ -58,13 +62,38 @@ def run(args: argparse.Namespace) -> int:
         return 1
     plan = parsed.plan
     plan = msgspec.structs.replace(plan, precision=precision_of(args, plan))
+    found, page = _figures(plan, args) if args.compare is None else _comparison(plan, args)
+    if args.format == "json":
+        page = msgspec.json.format(msgspec.json.encode(found)).decode() + "\n"
+    sys.stdout.write(page)
+    return 0
+
+
+def _figures(plan: Plan, args: argparse.Namespace) -> tuple[object, str]:
+    """Of the plan itself, and the page that shows them."""
+    from resihp.compiler.simulate import simulate
+    from resihp.compiler.simulate.report import report_of
+    from resihp.compiler.simulate.report_text import render_report
+
     pricing, lengths = pricing_of(plan, args), lengths_of(args, plan)
     found = report_of(simulate(plan, pricing, lengths=lengths, contention=args.contention))
-    if args.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
-    else:
-        sys.stdout.write(render_report(found))
-    return 0
+    return found, render_report(found)
+
+
+def _comparison(plan: Plan, args: argparse.Namespace) -> tuple[object, str]:
+    """Of several policies, and their table. Raises UserError."""
+    from resihp.compiler.adaptation import Situation
+    from resihp.compiler.policies import find_policies
+    from resihp.compiler.policies.comparison import compared, render
+    from resihp.ir.model import Level
+
+    names = find_policies(args.compare)
+    if plan.level is not Level.PLAN:
+        raise UserError(f"{name_of_file(args.file)} is a {plan.level}; `resihp lower` it first")
+    if args.lengths is not None or args.contention:
+        raise UserError("policies are compared at equal lengths and without --contention")
+    found = compared(Situation(plan, pricing_of(plan, args)), names)
+    return found, render(found)
 
 
 def _has_errors(parsed: Parsed, path: str) -> bool:

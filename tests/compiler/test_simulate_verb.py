@@ -9,6 +9,7 @@ import pytest
 from plan_cases import plan_of
 
 from resihp.cli import main
+from resihp.compiler.policies.comparison import Comparison
 from resihp.compiler.simulate.report import Report
 from resihp.ir.printer import print_plan
 
@@ -104,3 +105,30 @@ def test_a_schedule_is_played_too(plan_file, capsys):
 def test_the_page_fits_a_terminal(plan_file, capsys):
     assert main(["simulate", plan_file, "--slow", "rank=3:0.7"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
+def test_policies_are_compared_on_the_failures_of_the_command_line(plan_file, capsys):
+    """One row each, in the order asked for; who has no answer stops."""
+    arguments = ["simulate", plan_file, "--compare", "none,recycle,resihp", "--fail", "rank=1"]
+    assert main(arguments) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["fault-free", "none", "recycle", "resihp"]
+    assert "stops" in rows[2]
+    assert "rank 1 is lost" in rows[2]
+    assert main([*arguments, "--format", "json"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
+    assert [row.iteration_s is None for row in found.rows] == [True, False, False]
+    assert found.rows[2].tokens_per_s >= found.rows[1].tokens_per_s
+    assert found.rows[2].num_gpus in (6, 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--compare", "recicle"], "did you mean recycle?"),
+        (["--compare", "all", "--contention"], "without --contention"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(plan_file, capsys, arguments, said):
+    assert main(["simulate", plan_file, *arguments]) == 2
+    assert said in capsys.readouterr().err
