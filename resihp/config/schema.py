@@ -88,7 +88,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tp: Degree = 1
     pp: Degree = 1
     dp: Degree = 1
-    schedule: Literal["1f1b", "zb-h1", "gpipe"] = "1f1b"
+    schedule: Literal["1f1b", "zb-h1", "zb-h2", "zb-auto", "gpipe"] = "1f1b"
     plan: Annotated[str, Meta(min_length=1)] | None = None
     """File of the plan to begin with, instead of one that is made for these degrees."""
 
