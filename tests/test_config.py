@@ -94,9 +94,9 @@ GOLDEN = [
     ),
     (
         '"zb-h1"',
-        '"zb-h2"',
-        'job.toml:16: parallel.schedule = "zb-h2": must be "1f1b" or "zb-h1" or "gpipe"; '
-        "did you mean zb-h1?",
+        '"zb-h3"',
+        'job.toml:16: parallel.schedule = "zb-h3": must be "1f1b" or "zb-h1" or "zb-h2" or '
+        '"zb-auto" or "gpipe"; did you mean zb-h2?',
     ),
     (
         "steps = 60",
