@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator pictures gap never-worse amplification bench-schedules clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse amplification bench-schedules clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -47,6 +47,10 @@ replay: $(VENV)/.bench
 
 bench-simulator: $(VENV)/.run
 	$(BIN)/python benchmarks/simulator.py $(if $(FILE),--results $(FILE))
+
+# Who holds what after failures, and how often devices that flap are taken back.
+bench-membership: $(VENV)/.run
+	$(BIN)/python benchmarks/membership.py $(if $(FILE),--results $(FILE))
 
 # The pictures of the docs, of the plans beside them.
 pictures: $(VENV)/.run
