@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from resihp.compiler.adaptation.candidates import Candidate
@@ -51,6 +52,8 @@ class Entry:
         self.bound_s = bound_s
         """No plan takes less."""
         self.moves = True
+        self.splits = False
+        """Whether B and W come apart that were one before."""
         self.planned: Planned | None = None
         self.iteration_s: float | None = None
         self.why = ""
@@ -67,8 +70,16 @@ class Entry:
             at_home = ends.after(list(map(max, bounds, _loads_at_home(each))))
             fixed = cls(candidate, each, ends, at_home)
             fixed.moves = False
+            free.splits = fixed.splits = each.split and not as_before.split
             found += [free, fixed] if len(each.replicas) > 1 else [fixed]
         return found
+
+    def offer(self, planned: Planned) -> None:
+        """Take `planned` where it is better than what is known."""
+        before, before_s = self.planned, self.makespan_s
+        self.planned = planned
+        if before is not None and (self.makespan_s or inf) >= (before_s or inf):
+            self.planned = before
 
     @property
     def makespan_s(self) -> float | None:
@@ -87,12 +98,16 @@ class Entry:
         """What the plan takes at least; where there is none, what any takes."""
         if self.planned is None or not self.planned.complete:
             return self.bound_s
+        if self.planned.ends:
+            return self.ends.after(self.planned.ends)
         return max(self.bound_s, self.planned.makespan * TICK_S + self.ends.least_s)
 
     @property
     def name(self) -> str:
         """All that it changes."""
         changes = self.candidate.changes
+        if self.splits:
+            changes.append("B and W apart")
         num_moved = 0 if self.planned is None else self.planned.num_moved
         if (self.planned is None and self.moves) or num_moved > num_homeless(self.problem):
             changes.append("DP")

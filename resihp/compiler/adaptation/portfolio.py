@@ -25,6 +25,7 @@ from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.problem import Problem
 from resihp.compiler.planner.search import num_chunks
+from resihp.compiler.planner.warmup import SHARES, best_order_for_delays
 from resihp.compiler.sources import require_state
 from resihp.compiler.state_traffic import state_traffic
 from resihp.errors import NoFeasiblePlan
@@ -66,7 +67,8 @@ def adapt(
         num_played = _plan(situation, entries, budget)
         ranked = sorted(entries, key=_rank)
         best = best_outcome(situation, [e for e in ranked if e.makespan_s], no_change_s)
-        considered = [entry.considered(situation) for entry in ranked]
+        told = {entry.name: entry for entry in reversed(ranked)}
+        considered = [each.considered(situation) for each in ranked if told[each.name] is each]
     else:
         num_played = len(found)
         best, considered = named_outcomes(situation, found)
@@ -125,9 +127,10 @@ def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
             known=entry.planned,
         )
         num_played += count
-        before = entry.planned
-        if before is None or _quality(planned) < _quality(before):
-            entry.planned = planned
+        entry.offer(planned)
+        if situation.pricing.health.links:
+            entry.offer(best_order_for_delays(entry.problem, planned.placing))
+            num_played += len(SHARES)
     return num_played
 
 
@@ -146,10 +149,6 @@ def _worth_refining(entries: Sequence[Entry]) -> list[Entry]:
     ranked = sorted((entry for entry in entries if entry.planned is not None), key=_rank)
     problems = list(dict.fromkeys(entry.problem for entry in ranked))[:_NUM_REFINED]
     return [next(entry for entry in entries if entry.problem == each) for each in problems]
-
-
-def _quality(planned: Planned) -> tuple[bool, int]:
-    return not planned.complete, planned.makespan
 
 
 def _decided(

@@ -6,13 +6,14 @@ takes, or, if micro-batches move to where they run fastest, what all replicas ta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from resihp.compiler.adaptation.problems import capacity_of, in_flight_of
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.adaptation.tp import Members
 from resihp.compiler.partition import StageTime, partition, ranges_of
-from resihp.ir.model import LayerRange, Op
+from resihp.ir.model import Group, LayerRange, Op
 
 __all__ = ["SHARES", "Share", "held_layers", "repartitioned"]
 
@@ -43,54 +44,60 @@ def held_layers(situation: Situation) -> dict[int, tuple[LayerRange, ...]]:
 def repartitioned(situation: Situation, members: Members, share: Share) -> list[LayerRange] | None:
     """Layers of each position for groups of `members`; None where memory holds too few.
 
+    The time that is evened out is that of all micro-batches and the reduction of the gradients.
     For plans with one stage per position.
     """
-    kinds = _kinds(situation, members)
     num_stages = situation.placement.num_stages
-    stages = [_stage_time(situation, stage, kinds[stage], share) for stage in range(num_stages)]
+    holders: list[list[Group]] = [[] for _ in range(num_stages)]
+    for (replica, pp), ranks in members.items():
+        holders[pp].append(Group(replica=replica, pp=pp, ranks=ranks, layers=()))
+    stages = [_stage_time(situation, stage, holders[stage], share) for stage in range(num_stages)]
     current = [last - first + 1 for first, last in situation.placement.layers]
     counts = partition(stages, situation.previous.model.layers, current)
     return None if counts is None else ranges_of(counts)
 
 
-_Kinds = dict[tuple[int, float], int]
-"""How many groups there are of each degree and speed."""
-
-
-def _kinds(situation: Situation, members: Members) -> list[_Kinds]:
-    kinds: list[_Kinds] = [{} for _ in range(situation.placement.num_stages)]
-    slow = situation.pricing.health.speed
-    for place, ranks in members.items():
-        speed = 1.0
-        if any(rank in slow for rank in ranks):
-            speed = min(map(situation.speed_of, ranks))
-        kind = len(ranks), speed
-        kinds[place.pp][kind] = kinds[place.pp].get(kind, 0) + 1
-    return kinds
-
-
-def _stage_time(situation: Situation, stage: int, kinds: _Kinds, share: Share) -> StageTime:
-    """Time per layer, of the head, and the most layers that the smallest group can hold."""
+def _stage_time(
+    situation: Situation, stage: int, holders: Sequence[Group], share: Share
+) -> StageTime:
+    """Time per layer, of the head and the tables, and the most layers that the holders can have."""
     last = situation.previous.model.layers - 1
-    num_replicas = situation.previous.mesh.dp
+    compute = _compute(situation, holders, share)
 
-    def shared(layers: LayerRange) -> float:
-        seconds = [
-            sum(
-                situation.pricing.stage(layers, tp).of(op).seconds(situation.lengths, speed)
+    def seconds(first: int, end: int) -> float:
+        layers = LayerRange(first, end)
+        return compute(layers) + situation.pricing.reduce_s(holders, layers)
+
+    own = last if stage == situation.placement.num_stages - 1 else min(stage, 1, last)
+    per_layer = seconds(0, 1) - seconds(0, 0) if last >= 2 else compute(LayerRange(0, 0))
+    extra = max(0.0, seconds(own, own) - per_layer)
+    least_tp = min(group.tp for group in holders)
+    return StageTime(per_layer, extra, _most_layers(situation, stage, least_tp))
+
+
+def _compute(
+    situation: Situation, holders: Sequence[Group], share: Share
+) -> Callable[[LayerRange], float]:
+    """Seconds that a stage of some layers computes in an iteration."""
+    pricing, batch = situation.pricing, situation.previous.batch
+    num_replicas, slow = situation.previous.mesh.dp, situation.pricing.health.speed
+    kinds: Counter[tuple[int, float]] = Counter()
+    for group in holders:
+        is_slow = any(rank in slow for rank in group.ranks)
+        kinds[group.tp, pricing.speed(group) if is_slow else 1.0] += 1
+
+    def seconds(layers: LayerRange) -> float:
+        each = {
+            (tp, speed): sum(
+                pricing.stage(layers, tp).of(op).seconds(situation.lengths, speed)
                 for op in (Op.F, Op.BW)
             )
-            for (tp, speed), count in kinds.items()
-            for _ in range(count)
-        ]
-        return share(seconds, num_replicas)
+            for tp, speed in kinds
+        }
+        times = [each[kind] for kind, count in kinds.items() for _ in range(count)]
+        return batch.microbatches * share(times, num_replicas)
 
-    per_layer = shared(LayerRange(0, 0)) if last > 0 else 0.0
-    extra = 0.0
-    if stage == situation.placement.num_stages - 1:
-        extra = max(0.0, shared(LayerRange(last, last)) - per_layer)
-    least_tp = min(tp for tp, _ in kinds)
-    return StageTime(per_layer, extra, _most_layers(situation, stage, least_tp))
+    return seconds
 
 
 def _most_layers(situation: Situation, stage: int, tp: int) -> int:

@@ -98,7 +98,7 @@ def best_order_for_delays(
             planned = Engine(assumed.problem, where, style=style).run()
             makespan = replay(problem, planned)
             assert makespan is not None, "what ran with some delays runs with all of them"
-            planned = planned._replace(makespan=makespan)
+            planned = planned._replace(makespan=makespan, ends=())
             if best is None or _rank(planned) < _rank(best):
                 best = planned
     assert best is not None
