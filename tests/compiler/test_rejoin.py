@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plan_cases import findings, lacking, plan_of
 from test_adaptation_problems import SMALL_NODES
 
@@ -14,7 +16,7 @@ from resihp.compiler.cluster import Health
 from resihp.compiler.costs import CostModel
 from resihp.compiler.models import Model
 from resihp.compiler.pricing import Pricing
-from resihp.errors import UserError
+from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Mesh, ModelShape, Plan
 
 
@@ -128,3 +130,25 @@ def test_a_device_that_dies_whenever_it_is_used_changes_the_plan_ever_less_often
             growths.append(iteration)
         assert findings(plan, previous) == []
     assert growths == [4, 13, 30, 63, 128, 193]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from([(2, 2, 2), (4, 1, 2), (1, 2, 3)]))
+def test_any_history_of_losses_and_returns_is_a_chain_of_sound_plans(rng, degrees):
+    """Ranks die, slow down and come back in any order; each plan may follow the one before."""
+    plan = plan_of(*degrees, schedule=rng.choice(("1f1b", "zb-h1")))
+    for _ in range(4):
+        back = [rank for rank in plan.lost if rng.random() < 0.6]
+        alive = sorted(set(range(plan.mesh.world)) - set(plan.lost))
+        lost = frozenset(rng.sample(alive, min(len(alive), rng.choice((0, 0, 1, 2)))))
+        speed = {rank: 0.5 for rank in alive if rank not in lost and rng.random() < 0.1}
+        previous = plan
+        try:
+            situation = situation_of(previous, tuple(back), lost=lost, speed=speed)
+            plan = adapt(situation, budget=0).plan
+        except NoFeasiblePlan:
+            return
+        assert findings(plan, previous) == []
+        assert lacking(previous, plan) == set()
+        assert set(plan.lost) == set(previous.lost).difference(back) | lost
+        assert plan.returned == tuple(sorted(back))
