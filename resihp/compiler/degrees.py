@@ -16,13 +16,14 @@ import msgspec
 
 from resihp.compiler.costs import Lengths
 from resihp.compiler.facts import stage_facts
-from resihp.compiler.healthy import Recipe, degrees_of, draft_plan, healthy_plan
+from resihp.compiler.healthy import Recipe, Split, degrees_of, draft_plan, healthy_plan
 from resihp.compiler.links import reduce_seconds
 from resihp.compiler.models import Model
 from resihp.compiler.prediction import Prediction, predict
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.schedules import AUTOMATIC, SCHEDULES, placed
 from resihp.errors import NoFeasiblePlan, UserError
+from resihp.ir.facts import StageFacts
 from resihp.ir.model import Batch, Group, LayerRange, Mesh, ModelShape, Plan, Precision
 
 __all__ = ["Choice", "Job", "Result", "candidates", "search"]
@@ -67,15 +68,15 @@ class Candidate(NamedTuple):
     sequences: int
     """Of a micro-batch."""
 
-    def recipe(self, job: Job) -> Recipe:
-        """Of its plan."""
+    def recipe(self, job: Job, layers: Split = "auto") -> Recipe:
+        """Of its plan, or of a schedule whose layers are split at once."""
         return Recipe(
             mesh=Mesh(tp=self.tp, pp=self.pp, dp=self.dp),
             batch=Batch(
                 microbatches=self.microbatches, tokens=self.sequences * job.sequence_tokens
             ),
             schedule=self.schedule,
-            layers="balanced",
+            layers=layers,
             precision=job.precision,
             memory_bytes=job.memory_bytes,
             transport=job.transport,
@@ -127,7 +128,7 @@ def search(job: Job, model: Model, pricing: Pricing) -> tuple[Result, Plan]:
     _check_job(job)
     ordered = sorted(candidates(job, pricing))
     drafts = _drafts(ordered, job, pricing)
-    choices: list[Choice] = []
+    choices: list[tuple[Choice, Plan]] = []
     num_too_large, num_tasks = drafts.num_too_large, 0
     for candidate in _with_automatic([candidate for _, candidate in drafts.fastest], job):
         choice = _choice(candidate, job, model, pricing)
@@ -141,15 +142,15 @@ def search(job: Job, model: Model, pricing: Pricing) -> tuple[Result, Plan]:
             f"{model.shape.name} on {job.num_devices} devices: none of {len(ordered)} ways to cut "
             "it fits their memory; more devices or shorter sequences need less"
         )
-    choices.sort(key=lambda choice: (choice.prediction.iteration_s, choice.tp * choice.pp))
+    choices.sort(key=lambda each: (each[0].prediction.iteration_s, each[0].tp * each[0].pp))
     result = Result(
-        choices=tuple(choices),
+        choices=tuple(choice for choice, _ in choices),
         num_candidates=len(ordered),
         num_drafts=len(drafts.fastest) + drafts.num_too_large,
         num_too_large=num_too_large,
         is_complete=drafts.is_complete,
     )
-    return result, healthy_plan(_recipe_of(choices[0], job), pricing)
+    return result, choices[0][1]
 
 
 def _drafts(ordered: Sequence[Candidate], job: Job, pricing: Pricing) -> _Drafts:
@@ -174,8 +175,9 @@ def _draft_s(candidate: Candidate, job: Job, pricing: Pricing) -> float:
     """
     enough = max(2 * candidate.pp, 16)
     if candidate.schedule in _NEED_ALL or candidate.microbatches <= enough:
-        return draft_plan(candidate.recipe(job), pricing).compute_s
-    draft = draft_plan(candidate._replace(microbatches=enough).recipe(job), pricing)
+        return draft_plan(candidate.recipe(job, "balanced"), pricing).compute_s
+    short = candidate._replace(microbatches=enough)
+    draft = draft_plan(short.recipe(job, "balanced"), pricing)
     each_s = float(draft.busy_s.max()) / enough
     return draft.compute_s + (candidate.microbatches - enough) * each_s
 
@@ -197,7 +199,9 @@ def _with_automatic(fastest: Sequence[Candidate], job: Job) -> Iterator[Candidat
             yield candidate
 
 
-def _choice(candidate: Candidate, job: Job, model: Model, pricing: Pricing) -> Choice | None:
+def _choice(
+    candidate: Candidate, job: Job, model: Model, pricing: Pricing
+) -> tuple[Choice, Plan] | None:
     """None where buffers do not fit."""
     recipe = candidate.recipe(job)
     try:
@@ -205,13 +209,7 @@ def _choice(candidate: Candidate, job: Job, model: Model, pricing: Pricing) -> C
     except NoFeasiblePlan:
         return None
     prediction = predict(plan, model, pricing, recipe.lengths)
-    return Choice(**candidate._asdict(), prediction=prediction)
-
-
-def _recipe_of(choice: Choice, job: Job) -> Recipe:
-    """Of the choice's plan, its layers split as well as can be."""
-    fields = {name: getattr(choice, name) for name in Candidate._fields}
-    return msgspec.structs.replace(Candidate(**fields).recipe(job), layers="auto")
+    return Choice(**candidate._asdict(), prediction=prediction), plan
 
 
 def candidates(job: Job, pricing: Pricing) -> Iterator[Candidate]:
@@ -249,30 +247,46 @@ def _splits(job: Job, pricing: Pricing, tp: int, pp: int) -> Iterator[Candidate]
 
 
 def _may_fit(way: Candidate, job: Job, shape: ModelShape) -> bool:
-    """Whether the positions have room for all layers, as far as that can be told at once.
-
-    Position s has at least P - s micro-batches in flight, or all there are.
-    """
+    """Whether the positions have room for all layers, as far as that can be told at once."""
     if job.memory_bytes is None or shape.layers < _FEWEST_LAYERS:
         return True
     batch = Batch(microbatches=way.microbatches, tokens=way.sequences * job.sequence_tokens)
-    one, two = (
-        stage_facts(shape, batch, LayerRange(1, last), way.tp, 1, job.precision) for last in (1, 2)
-    )
-    state, activation = (
-        two.state_bytes - one.state_bytes,
-        two.activation_bytes - one.activation_bytes,
-    )
+
+    def sizes(first: int, last: int) -> StageFacts:
+        return stage_facts(shape, batch, LayerRange(first, last), way.tp, 1, job.precision)
+
+    one, two = sizes(1, 1), sizes(1, 2)
+    stages = placed(way.schedule, way.pp)
+    tables = {0: sizes(0, 0), sum(map(len, stages)) - 1: sizes(shape.layers - 1, shape.layers - 1)}
     num_layers = 0
-    for position in range(way.pp):
-        in_flight = min(way.microbatches, way.pp - position)
-        if way.schedule in _NEED_ALL:
-            in_flight = way.microbatches
-        most = job.memory_bytes // (state + in_flight * activation)
-        if not most:
+    for position, held in enumerate(stages):
+        in_flight = _least_in_flight(way, position)
+        layer = _bytes_of(two, in_flight) - _bytes_of(one, in_flight)
+        table = sum(
+            _bytes_of(tables[stage], in_flight) - _bytes_of(one, in_flight)
+            for stage in held
+            if stage in tables
+        )
+        most = (job.memory_bytes - table) // layer
+        if most < len(held):
             return False
         num_layers += most
     return num_layers >= shape.layers
+
+
+def _bytes_of(sizes: StageFacts, in_flight: int) -> int:
+    return sizes.state_bytes + in_flight * sizes.activation_bytes
+
+
+def _least_in_flight(way: Candidate, position: int) -> int:
+    """Micro-batches that a position has between F and B at once, or more."""
+    if way.schedule in _NEED_ALL:
+        return way.microbatches
+    if len(placed(way.schedule, 1)[0]) > 1:
+        # Twice as many, or nearly, of one of its stages.
+        return max(1, min(way.microbatches, way.pp // 2))
+    to_the_last = way.pp - position
+    return min(way.microbatches, 2 * to_the_last - 1 if way.schedule == "zb-h2" else to_the_last)
 
 
 def _estimate_s(way: Candidate, job: Job, pricing: Pricing) -> float:
