@@ -282,11 +282,13 @@ def _least_in_flight(way: Candidate, position: int) -> int:
     """Micro-batches that a position has between F and B at once, or more."""
     if way.schedule in _NEED_ALL:
         return way.microbatches
-    if len(placed(way.schedule, 1)[0]) > 1:
-        # Twice as many, or nearly, of one of its stages.
-        return max(1, min(way.microbatches, way.pp // 2))
     to_the_last = way.pp - position
-    return min(way.microbatches, 2 * to_the_last - 1 if way.schedule == "zb-h2" else to_the_last)
+    if len(placed(way.schedule, 1)[0]) > 1:
+        # At least twice as many, but one, of one of its stages.
+        to_the_last -= 1
+    if way.schedule == "zb-h2":
+        to_the_last += to_the_last - 1
+    return max(1, min(way.microbatches, to_the_last))
 
 
 def _estimate_s(way: Candidate, job: Job, pricing: Pricing) -> float:
