@@ -33,7 +33,7 @@ def spread(schedule: str, dp: int, gone: set[int], microbatches: int, smaller: s
     return ordered(plan, schedule, spread_work(left, dp, microbatches))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(SCHEDULES),
     st.integers(2, 6),
@@ -49,7 +49,7 @@ def test_one_of_each_kind_is_enough(schedule, dp, gone, microbatches, smaller, t
     assert streams_of(lower(plan)) == streams_of(slow_lower(plan, transport))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(["edge", "rank"]))
 def test_replicas_that_share_micro_batches_are_lowered_together(seed, transport):
     """Random placings, migrations and degrees."""
@@ -57,7 +57,7 @@ def test_replicas_that_share_micro_batches_are_lowered_together(seed, transport)
     assert streams_of(lower(plan)) == streams_of(slow_lower(plan, transport))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(SCHEDULES),
     st.sets(st.integers(1, 3)),
@@ -73,7 +73,7 @@ def test_one_of_each_kind_is_enough_whatever_is_cut(schedule, gone, cut):
     assert streams_of(lower(plan, scatter=scatter)) == streams_of(slow_lower(plan, "edge", scatter))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(SCHEDULES), st.integers(2, 6), st.sets(st.integers(1, 5)), st.integers(1, 5))
 def test_memory_is_that_of_each_replica_by_itself(schedule, dp, gone, microbatches):
     """Replicas of a kind may differ in their sums of gradients, which follow the numbers."""

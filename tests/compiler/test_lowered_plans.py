@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 
 import msgspec
@@ -14,7 +15,7 @@ from schedule_cases import random_schedule
 from resihp.compiler import SCHEDULES, lower
 from resihp.compiler.lower import everywhere
 from resihp.ir.diagnostics import Diagnostic
-from resihp.ir.model import GroupName, Instr, Op, Plan
+from resihp.ir.model import Group, GroupName, Instr, Op, Plan
 from resihp.ir.placement import placement_of
 
 seeds = st.integers(0, 10**9)
@@ -31,7 +32,7 @@ def all_findings(plan: Plan) -> list[Diagnostic]:
     return [finding for transport in TRANSPORTS for finding in findings(under(plan, transport))]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(seeds)
 def test_any_schedule_that_can_run_is_lowered_to_a_right_plan(seed):
     """With the latest receives; the schedule itself is right too."""
@@ -41,7 +42,20 @@ def test_any_schedule_that_can_run_is_lowered_to_a_right_plan(seed):
     assert findings(lower(schedule, scatter=everywhere)) == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_any_choice_of_what_is_cut_is_right(seed):
+    """Sender by sender and receiver by receiver, with migrated work and unequal degrees."""
+    rng = random.Random(seed)
+    cut: dict[tuple[GroupName, GroupName], bool] = {}
+
+    def scatter(sender: Group, receiver: Group) -> bool:
+        return cut.setdefault((sender.name, receiver.name), rng.random() < 0.5)
+
+    assert findings(lower(random_schedule(seed), scatter=scatter)) == []
+
+
+@settings(max_examples=60, deadline=None)
 @given(seeds, st.sampled_from(OTHER_TRANSPORTS))
 def test_a_plan_with_both_ends_listed_together_ends_under_every_transport(seed, transport):
     """Even with one queue per rank, and without any buffer."""
@@ -61,7 +75,7 @@ def test_every_schedule_of_the_compiler_is_lowered_for_every_transport(kind, pp,
     assert all_findings(lower(under(schedule, "rank"))) == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(seeds)
 def test_no_receive_could_stand_later(seed):
     """Each is needed at once, or comes before one of its channel that is needed at once."""

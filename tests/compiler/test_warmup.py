@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from problem_cases import problem, random_problem, replica
 
@@ -17,6 +17,7 @@ from resihp.compiler.planner.warmup import best_order_for_delays, delay_bounds, 
 from resihp.compiler.schedules import schedule_order
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**9))
 def test_orders_take_as_long_again_as_they_took(seed):
     """At the costs that they were made for, with moved work, lost stages and tight memory."""
@@ -91,6 +92,7 @@ def pipeline(
     return problem([row], num_microbatches)._replace(in_flight=None)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 6), st.integers(1, 12), st.integers(0, 4), st.integers(0, 80), st.booleans())
 def test_memory_bounds_the_warm_up(num_stages, num_microbatches, link, delay, tight):
     """Never more alive than there is room for, and everything runs."""

@@ -37,7 +37,7 @@ def pipeline(rng: random.Random) -> Problem:
             return given._replace(replicas=(rng.choice(whole),))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9))
 def test_it_is_never_longer_than_a_named_schedule_that_fits(seed):
     """Slow stages, hops, tight memory; everything runs once, in order."""
@@ -54,7 +54,7 @@ def test_it_is_never_longer_than_a_named_schedule_that_fits(seed):
         assert known is None or planned.makespan <= known.makespan
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**9))
 def test_it_is_chosen_by_the_costs_of_each_micro_batch_where_they_differ(seed):
     """Never longer than the named schedules at these costs either."""
