@@ -82,7 +82,7 @@ class _Choice:
 
     def _suppliers(self, part: Part, target: Group, used: Collection[GroupName]) -> list[GroupName]:
         """Groups that give `target` what it lacks of `part`, the nearest first."""
-        pieces = self._state.missing(part, target.ranks)
+        pieces = self._state.missing(part, target)
         if not pieces:
             return []
         alive = {group.name: self._state.alive(group) for group in self._near(part, target)}

@@ -8,7 +8,7 @@ nobody asks about: on a large job almost all of them stay as they are.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -98,14 +98,20 @@ class State:
             if holder_of_chunk(group, chunk, self.num_chunks) not in self.lost
         )
 
-    def missing(self, part: Part, ranks: Sequence[int]) -> list[Piece]:
-        """What members lack of the layers of `part` when `ranks` become a group that holds them."""
-        layer = part.layers.first
+    def missing(self, part: Part, target: Group) -> list[Piece]:
+        """What members of `target`, which is to hold `part`, lack of it."""
+        layer, tp = part.layers.first, target.tp
+        before = self._groups.get(target.name)
+        if before is not None and before.ranks == target.ranks:
+            if _holds(before, layer):
+                return []
+            shards = [(rank, self.shard(index, tp)) for index, rank in enumerate(target.ranks)]
+            return [Piece(rank, chunk) for rank, shard in shards for chunk in shard]
         return [
             Piece(rank, chunk)
-            for index, rank in enumerate(ranks)
+            for index, rank in enumerate(target.ranks)
             for held in (self.held(rank, layer),)
-            for chunk in self.shard(index, len(ranks))
+            for chunk in self.shard(index, tp)
             if chunk not in held
         ]
 
