@@ -69,7 +69,7 @@ def classes_of(plan: Plan, mark: Callable[[int], object] | None = None) -> list[
 
     That shows without a look at each instruction.
     """
-    classes, _ = _classes(plan, mark)
+    classes, _ = _classes(plan, mark, only_shared=True)
     kinds: list[Kind] = []
     for first, members in classes.items():
         names: list[_Name] = []
@@ -123,17 +123,25 @@ def for_all(plan: Plan, first: Plan, kinds: Sequence[Kind]) -> Plan:
 
 
 def _classes(
-    plan: Plan, mark: Callable[[int], object] | None
+    plan: Plan, mark: Callable[[int], object] | None, *, only_shared: bool = False
 ) -> tuple[Mapping[int, Sequence[int]], Mapping[int, object]]:
-    """Replicas that are alike and have one mark, by the first of them; and the marks."""
+    """Replicas that are alike and have one mark, by the first of them; and the marks.
+
+    If `only_shared`, those of replicas that are like no other are not looked at.
+    """
     classes = alike(plan)
     if mark is None:
         return classes, {}
-    marks = {replica: mark(replica) for members in classes.values() for replica in members}
+    marks = {
+        replica: mark(replica)
+        for members in classes.values()
+        if len(members) > 1 or not only_shared
+        for replica in members
+    }
     split: dict[tuple[int, object], list[int]] = {}
     for first, members in classes.items():
         for member in members:
-            split.setdefault((first, marks[member]), []).append(member)
+            split.setdefault((first, marks.get(member)), []).append(member)
     return {members[0]: tuple(members) for members in split.values()}, marks
 
 

@@ -93,7 +93,7 @@ def _places(plan: Plan) -> Iterator[_Line]:
 
 def _streams(plan: Plan) -> Iterator[str]:
     """The blocks as text; instructions and bodies repeat, so each is spelled once."""
-    lines: dict[int, str] = {}
+    lines = _Lines()
     bodies: dict[int, str] = {}
     for stream in plan.streams:
         if id(stream.body) not in bodies:
@@ -102,16 +102,26 @@ def _streams(plan: Plan) -> Iterator[str]:
         yield f"\n{head} {{\n{bodies[id(stream.body)]}}}\n"
 
 
-def _body(body: tuple[Instr, ...], lines: dict[int, str]) -> str:
-    """The lines of a body; `lines` has those spelled before, by identity."""
+class _Lines(dict[int, str]):
+    """The line of each instruction by its identity; all that is asked for is in a body."""
+
+    def add(self, body: tuple[Instr, ...]) -> None:
+        """Spell what has not been spelled before."""
+        for instr in body:
+            if id(instr) not in self:
+                self[id(instr)] = f"  {spell_instr(instr)}{' &' if instr.paired else ''}\n"
+
+
+def _body(body: tuple[Instr, ...], lines: _Lines) -> str:
+    """The lines of a body; most are known after a few bodies."""
     assert not (body and body[-1].paired), "a pair has a second instruction"
-    keys = list(map(id, body))
-    if not lines.keys() >= set(keys):
-        for key, instr in zip(keys, body, strict=True):
-            if key not in lines:
-                lines[key] = f"  {spell_instr(instr)}{' &' if instr.paired else ''}\n"
+    try:
+        text = "".join(map(lines.__getitem__, map(id, body)))
+    except KeyError:
+        lines.add(body)
+        text = "".join(map(lines.__getitem__, map(id, body)))
     # The line of the first of a pair ends with `&`: the second goes on there.
-    return "".join(map(lines.__getitem__, keys)).replace("&\n  ", "& ")
+    return text.replace("&\n  ", "& ")
 
 
 def _of(statement: Statement) -> _Line:

@@ -54,21 +54,24 @@ def _are_cut(flat: Flat, lane: Ints, op: Ints, at: Ints, scatter: Scatter | None
     """Of the transfers `at` some places; each pair of groups is asked about once."""
     layout = flat.layout
     groups = {group.name: group for group in layout.plan.groups}
-    position = layout.placement.pp
-    stage = _stages_of(flat, lane, at)
-    size = layout.codes.replicas + 1
-    key = ((stage * len(Op) + op[at]) * size + flat.peer(at) + 1) * len(layout.names) + lane[at]
+    replica = np.array([name.replica for name in layout.names], np.int64)
+    step = np.array([_STAGE_STEP.get(each, 0) for each in Op], np.int64)
+    position = np.array(layout.placement.pp, np.int64)
+    num_positions = int(position.max()) + 1
+    here = replica[lane[at]] * num_positions + position[_stages_of(flat, lane, at)]
+    peer = flat.peer(at)
+    there = np.where(peer < 0, replica[lane[at]], peer) * num_positions
+    there += position[_stages_of(flat, lane, at) + step[op[at]]]
+    sends = np.isin(op[at], _SENDS)
+    num_groups = num_positions * layout.codes.replicas
+    key = np.where(sends, here * num_groups + there, there * num_groups + here)
     distinct, which = np.unique(key, return_inverse=True)
     answers: list[bool] = []
-    for each in distinct.tolist():
-        each, number = divmod(each, len(layout.names))
-        each, peer = divmod(each, size)
-        from_stage, each_op = divmod(each, len(Op))
-        here = groups[layout.names[number]]
-        replica = peer - 1 if peer else here.replica
-        there = groups[GroupName(replica, position[from_stage + _STAGE_STEP[Op(each_op)]])]
-        ends = (here, there) if Op(each_op) in _SENDS else (there, here)
-        answers.append(is_cut(layout.plan, *ends, scatter))
+    for pair in distinct.tolist():
+        sender, receiver = (
+            groups[GroupName(*divmod(end, num_positions))] for end in divmod(pair, num_groups)
+        )
+        answers.append(is_cut(layout.plan, sender, receiver, scatter))
     return np.array(answers, np.bool_)[which]
 
 
