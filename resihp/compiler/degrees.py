@@ -263,9 +263,7 @@ def _may_fit(way: Candidate, job: Job, shape: ModelShape) -> bool:
         in_flight = _least_in_flight(way, position)
         layer = _bytes_of(two, in_flight) - _bytes_of(one, in_flight)
         table = sum(
-            _bytes_of(tables[stage], in_flight) - _bytes_of(one, in_flight)
-            for stage in held
-            if stage in tables
+            _bytes_of(tables[stage], 1) - _bytes_of(one, 1) for stage in held if stage in tables
         )
         most = (job.memory_bytes - table) // layer
         if most < len(held):

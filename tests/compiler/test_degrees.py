@@ -13,7 +13,7 @@ from resihp.compiler.capacity import peak_bytes
 from resihp.compiler.cluster import CLUSTERS, ClusterSize, Health
 from resihp.compiler.costs import CostModel, Lengths
 from resihp.compiler.degrees import Job, candidates, search
-from resihp.compiler.healthy import healthy_plan
+from resihp.compiler.healthy import draft_plan, healthy_plan
 from resihp.compiler.models import MODELS, Model
 from resihp.compiler.prediction import predict
 from resihp.compiler.pricing import Pricing
@@ -69,6 +69,22 @@ def test_every_way_uses_the_whole_batch_and_no_more_than_the_devices():
         assert way.dp * way.microbatches * way.sequences == 8
         assert way.tp * way.pp * way.dp <= 8
         assert way.tp in (1, 2, 4)
+
+
+@pytest.mark.parametrize("memory_gib", [4, 6, 10])
+@pytest.mark.parametrize("vocab", [8_000, 150_000])
+def test_no_way_is_left_out_whose_schedule_fits(memory_gib, vocab):
+    """What is told at once is a bound, also where most memory is that of the tables."""
+    model = replace(SMALL, shape=replace(SMALL.shape, vocab=vocab, layers=10))
+    schedules = (*FIXED, "zb-h2", "gpipe", "looped-bfs")
+    job = replace(JOB, memory_bytes=memory_gib << 30, sequence_tokens=4096, schedules=schedules)
+    pricing = pricing_of(model)
+    every = candidates(replace(job, memory_bytes=None), pricing)
+    kept = set(candidates(job, pricing))
+    for way in every:
+        if way not in kept:
+            with pytest.raises(NoFeasiblePlan):
+                draft_plan(way.recipe(job, "balanced"), pricing)
 
 
 def test_an_automatic_order_is_tried_where_the_others_are_fastest():
