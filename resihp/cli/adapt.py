@@ -19,7 +19,7 @@ from resihp.errors import UserError
 if TYPE_CHECKING:
     import argparse
 
-    from resihp.compiler.adaptation import Decision, Situation
+    from resihp.compiler.adaptation import Situation
     from resihp.ir.model import Plan
     from resihp.ir.source import Parsed
 
@@ -65,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="chunks of work that the planner may play (default: 20000); the same number always "
         "gives the same plan",
     )
+    parser.add_argument(
+        "--policy",
+        default="resihp",
+        metavar="NAME",
+        help="who decides: resihp (default), resihp-literal, none, recycle, oobleck, greyhound, "
+        "adaptra, recycle+greyhound or oobleck+greyhound",
+    )
     parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this file")
     parser.add_argument(
         "--format",
@@ -75,7 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "Both plans are verified, the new one against the old one. "
-        "Exit status: 0 done, 1 findings, 2 wrong use, 4 no plan can carry the loss."
+        "Exit status: 0 done, 1 findings, or an answer that is no plan, 2 wrong use, 4 no plan can "
+        "carry the loss."
     )
 
 
@@ -95,8 +103,38 @@ def run(args: argparse.Namespace) -> int:
     budget = DEFAULT_BUDGET if args.budget is None else args.budget
     if budget < 0:
         raise UserError(f"--budget {budget}: must be at least 0; nearest valid: 0")
-    decision = adapt(_situation(parsed.plan, args), budget=budget, least_gain=args.least_gain)
-    _tell(decision, args)
+    situation = _situation(parsed.plan, args)
+    if args.policy != "resihp":
+        return _run_policy(situation, args)
+    decision = adapt(situation, budget=budget, least_gain=args.least_gain)
+    _tell(decision.plan, decision.text, decision.record(), decision.summary(), args)
+    return 0
+
+
+def _run_policy(situation: Situation, args: argparse.Namespace) -> int:
+    """Ask another policy. Raises UserError for an unknown one, NoFeasiblePlan where it stops."""
+    from resihp.compiler.adaptation.emit import check
+    from resihp.compiler.policies import POLICIES, find_policies
+    from resihp.errors import NoFeasiblePlan
+
+    chosen = find_policies(args.policy)
+    if len(chosen) != 1:
+        raise UserError(f"--policy {args.policy}: wanted is one; `simulate --compare` has all")
+    outcome = POLICIES[chosen[0]](situation)
+    if outcome.iteration_s is None:
+        raise NoFeasiblePlan(f"{outcome.name}: {outcome.note}")
+    summary = f"{outcome.name}: {outcome.iteration_s:.4g} s an iteration; {outcome.note}"
+    if outcome.plan is None:
+        print(f"{summary}; the plan language cannot say this", file=sys.stderr)
+        return 1
+    text = check(situation, outcome.plan).text
+    record: dict[str, object] = {
+        "policy": outcome.name,
+        "iteration_s": outcome.iteration_s,
+        "note": outcome.note,
+        "text": text,
+    }
+    _tell(outcome.plan, text, record, summary, args)
     return 0
 
 
@@ -124,25 +162,25 @@ def _situation(plan: Plan, args: argparse.Namespace) -> Situation:
     )
 
 
-def _tell(decision: Decision, args: argparse.Namespace) -> None:
+def _tell(
+    plan: Plan, text: str, record: dict[str, object], summary: str, args: argparse.Namespace
+) -> None:
     """Write the plan and the decision where they were asked for."""
     import msgspec
 
     from resihp.ir.plan_json import print_json
 
     if args.output is not None:
-        as_json = is_json(args.output)
-        write_text(args.output, print_json(decision.plan) if as_json else decision.text)
+        write_text(args.output, print_json(plan) if is_json(args.output) else text)
     match args.format:
         case "json":
-            encoded = msgspec.json.format(msgspec.json.encode(decision.record()))
-            sys.stdout.write(encoded.decode() + "\n")
+            sys.stdout.write(msgspec.json.format(msgspec.json.encode(record)).decode() + "\n")
         case "text":
-            sys.stdout.write(decision.summary() + "\n")
+            sys.stdout.write(summary + "\n")
         case _:
-            print(decision.summary(), file=sys.stderr)
+            print(summary, file=sys.stderr)
             if args.output is None:
-                sys.stdout.write(decision.text)
+                sys.stdout.write(text)
 
 
 def _has_errors(parsed: Parsed, path: str) -> bool:

@@ -90,3 +90,14 @@ def test_a_schedule_is_to_be_lowered_first(tmp_path, capsys):
     )
     assert main(["adapt", str(path)]) == 2
     assert "`resihp lower` it first" in capsys.readouterr().err
+
+
+def test_another_policy_may_decide(healthy, capsys):
+    """Its plan is verified like ours; where it has no answer that is told."""
+    assert main(["adapt", str(healthy), "--slow", "rank=8:0.5", "--policy", "none"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == healthy.read_text()
+    assert "nothing changes" in printed.err
+    assert main(["adapt", str(healthy), "--fail", "rank=5", "--policy", "none"]) == 4
+    assert main(["adapt", str(healthy), "--policy", "recicle"]) == 2
+    assert "did you mean recycle?" in capsys.readouterr().err
