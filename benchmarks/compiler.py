@@ -127,7 +127,7 @@ def healthy(job: Job) -> Plan:
     return initial_plan(
         _MODEL.shape,
         job.mesh,
-        Batch(microbatches=job.microbatches, tokens=2048),
+        Batch(microbatches=job.microbatches, tokens=1024),
         schedule="zb-h1",
         memory_bytes=_CLUSTER.device.memory_bytes,
         precision="bf16",
@@ -149,7 +149,6 @@ def layout_of(situation: Situation) -> Layout:
 def one_candidate(situation: Situation, layout: Layout) -> tuple[dict[str, float], Engine]:
     """Times of each part, and what was played."""
     problem = problem_of(situation, layout)
-
     def play() -> tuple[Engine, Planned]:
         engine = Engine(problem, balanced(problem))
         return engine, engine.run()
