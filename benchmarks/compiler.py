@@ -149,6 +149,7 @@ def layout_of(situation: Situation) -> Layout:
 def one_candidate(situation: Situation, layout: Layout) -> tuple[dict[str, float], Engine]:
     """Times of each part, and what was played."""
     problem = problem_of(situation, layout)
+
     def play() -> tuple[Engine, Planned]:
         engine = Engine(problem, balanced(problem))
         return engine, engine.run()

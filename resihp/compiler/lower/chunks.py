@@ -24,7 +24,8 @@ _INSTEAD = {
     Op.RECV_ACT: Op.GATHER_ACT,
     Op.RECV_GRAD: Op.GATHER_GRAD,
 }
-_SENDS = (Op.SEND_ACT, Op.SEND_GRAD)
+_LARGEST_TABLE = 1 << 24
+"""Pairs of groups; beyond, those that there are are sorted."""
 _STAGE_STEP = {Op.SEND_ACT: 1, Op.RECV_ACT: -1, Op.SEND_GRAD: -1, Op.RECV_GRAD: 1}
 """From the stage of a transfer to the stage at its other end."""
 
@@ -35,7 +36,7 @@ def add_chunks(flat: Flat, scatter: Scatter | None = None) -> Flat:
     if scatter is None and len({group.tp for group in plan.groups}) == 1:
         return flat
     lane, op = flat.lane, flat.op
-    cut = np.flatnonzero(np.isin(op, [*_INSTEAD]))
+    cut = np.flatnonzero(np.array([each in _INSTEAD for each in Op])[op])
     cut = cut[_are_cut(flat, lane, op, cut, scatter)]
     codes = flat.layout.codes
     by_op = np.array([_INSTEAD.get(each, each) for each in Op], np.int64)
@@ -43,7 +44,7 @@ def add_chunks(flat: Flat, scatter: Scatter | None = None) -> Flat:
     code = flat.code[cut]
     peers = codes.replicas + 1
     code = by_op[op[cut]] * codes.op_unit + code % codes.pair_unit // peers * peers
-    sends = np.isin(op[cut], _SENDS)
+    sends = _are_sends(op[cut])
     use = _uses_of(flat, lane, op, cut[~sends])
     order = np.argsort(use, kind="stable")
     place = heads_of(flat)[use[order]]
@@ -62,10 +63,10 @@ def _are_cut(flat: Flat, lane: Ints, op: Ints, at: Ints, scatter: Scatter | None
     peer = flat.peer(at)
     there = np.where(peer < 0, replica[lane[at]], peer) * num_positions
     there += position[_stages_of(flat, lane, at) + step[op[at]]]
-    sends = np.isin(op[at], _SENDS)
+    sends = _are_sends(op[at])
     num_groups = num_positions * layout.codes.replicas
     key = np.where(sends, here * num_groups + there, there * num_groups + here)
-    distinct, which = np.unique(key, return_inverse=True)
+    distinct, which = _numbered(key, num_groups**2)
     answers: list[bool] = []
     for pair in distinct.tolist():
         sender, receiver = (
@@ -73,6 +74,22 @@ def _are_cut(flat: Flat, lane: Ints, op: Ints, at: Ints, scatter: Scatter | None
         )
         answers.append(is_cut(layout.plan, sender, receiver, scatter))
     return np.array(answers, np.bool_)[which]
+
+
+def _are_sends(op: Ints) -> Bits:
+    return (op == Op.SEND_ACT) | (op == Op.SEND_GRAD)
+
+
+def _numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
+    """The distinct ones of `values` below `bound`, and for each value which of these it is."""
+    if bound > _LARGEST_TABLE:
+        return np.unique(values, return_inverse=True)
+    seen = np.zeros(bound, np.bool_)
+    seen[values] = True
+    distinct = np.flatnonzero(seen)
+    number = np.empty(bound, np.int64)
+    number[distinct] = np.arange(len(distinct))
+    return distinct, number[values]
 
 
 def _stages_of(flat: Flat, lane: Ints, at: Ints) -> Ints:
@@ -90,6 +107,6 @@ def _uses_of(flat: Flat, lane: Ints, op: Ints, recvs: Ints) -> Ints:
     home = flat.home(recvs)
     item = np.where(home < 0, own, home) * codes.microbatches + flat.microbatch(recvs)
     stage = _stages_of(flat, lane, recvs)
-    forward = tasks_of(flat, lane, is_grad=False).of(stage, item)
-    backward = tasks_of(flat, lane, is_grad=True).of(stage, item)
+    forward = tasks_of(flat, lane, op, is_grad=False).of(stage, item)
+    backward = tasks_of(flat, lane, op, is_grad=True).of(stage, item)
     return np.where(op[recvs] == Op.RECV_ACT, forward, backward)

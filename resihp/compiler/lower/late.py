@@ -41,9 +41,9 @@ def add_late_transfers(flat: Flat) -> Flat:
 
     Raises UserError for an instruction without stage and a tensor without maker or user.
     """
-    lane, head = flat.lane, heads_of(flat)
-    forwards = tasks_of(flat, lane, is_grad=False)
-    backwards = tasks_of(flat, lane, is_grad=True)
+    lane, op, head = flat.lane, flat.op, heads_of(flat)
+    forwards = tasks_of(flat, lane, op, is_grad=False)
+    backwards = tasks_of(flat, lane, op, is_grad=True)
     ends = [
         _ends(flat, forwards, 1, is_grad=False),
         _ends(flat, backwards, -1, is_grad=True),
@@ -54,8 +54,9 @@ def add_late_transfers(flat: Flat) -> Flat:
     order = np.argsort(maker, kind="stable")
     maker, user = maker[order], user[order]
     tail = _tails_of(flat)
-    sends = tail[maker] + 1, _transfers(flat, lane, maker, user, Op.SEND_ACT, Op.SEND_GRAD)
-    recvs = _transfers(flat, lane, user, maker, Op.RECV_ACT, Op.RECV_GRAD)
+    is_act = op[maker] == Op.F
+    sends = tail[maker] + 1, _transfers(flat, lane, maker, user, is_act, Op.SEND_ACT, Op.SEND_GRAD)
+    recvs = _transfers(flat, lane, user, maker, is_act, Op.RECV_ACT, Op.RECV_GRAD)
     place, order = _late(lane, len(flat.start), maker, head[user])
     return inserted(flat, _ascending(*sends), (place, recvs[order]))
 
@@ -66,12 +67,12 @@ def _ascending(place: Ints, codes: Ints) -> tuple[Ints, Ints]:
     return place, codes
 
 
-def tasks_of(flat: Flat, lane: Ints, *, is_grad: bool) -> Tasks:
+def tasks_of(flat: Flat, lane: Ints, op: Ints, *, is_grad: bool) -> Tasks:
     """All F, or all B and BW.
 
     Raises UserError for one that names no stage of its group.
     """
-    layout, op = flat.layout, flat.op
+    layout = flat.layout
     at = np.flatnonzero((op == Op.B) | (op == Op.BW) if is_grad else op == Op.F)
     sole = [
         held[0] if len(held := layout.placement.stages[name.pp]) == 1 else -1
@@ -136,12 +137,14 @@ def _tails_of(flat: Flat) -> Ints:
     return np.minimum.accumulate(last[::-1])[::-1]
 
 
-def _transfers(flat: Flat, lane: Ints, here: Ints, there: Ints, act: Op, grad: Op) -> Ints:
+def _transfers(
+    flat: Flat, lane: Ints, here: Ints, there: Ints, is_act: Bits, act: Op, grad: Op
+) -> Ints:
     """Codes of the sends, or receives, that go with the instructions `here`."""
     codes = flat.layout.codes
     replica = np.array([name.replica for name in flat.layout.names], np.int64)
     mine, other = replica[lane[here]], replica[lane[there]]
-    op = np.where(flat.op[here] == Op.F, int(act), int(grad))
+    op = np.where(is_act, int(act), int(grad))
     # What the compute says of stage, micro-batch and home; it names no peer.
     rest = flat.code[here] % codes.pair_unit
     return op * codes.op_unit + rest + np.where(mine == other, 0, other + 1)
