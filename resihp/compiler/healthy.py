@@ -150,7 +150,9 @@ class _Maker:
     def order(self, layers: tuple[LayerRange, ...]) -> Plan:
         """The schedule with these layers of each stage."""
         if layers not in self._orders:
-            self._orders[layers] = laid_out(self.header, self.stages, layers, self.pricing)
+            self._orders[layers] = laid_out(
+                self.header, self.stages, layers, self.pricing, [self.recipe.lengths]
+            )
         return self._orders[layers]
 
     def make(self, layers: tuple[LayerRange, ...]) -> Plan:

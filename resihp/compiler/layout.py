@@ -16,6 +16,7 @@ from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Group, LayerRange, Mesh, ModelShape, Plan, Precision
 
 if TYPE_CHECKING:
+    from resihp.compiler.costs import Lengths
     from resihp.compiler.pricing import Pricing
 
 __all__ = ["initial_plan", "laid_out", "split_layers"]
@@ -66,11 +67,12 @@ def laid_out(
     stages: Placed,
     layers: Sequence[LayerRange],
     pricing: Pricing | None = None,
+    lengths: Sequence[Lengths] | None = None,
 ) -> Plan:
     """The schedule of a healthy job that `header` begins: its groups, and who runs what in order.
 
-    `stages` are those of each position, `layers` those of each stage; `pricing` is for automatic
-    schedules (`ordered`).
+    `stages` are those of each position, `layers` those of each stage; `pricing` and
+    `lengths` are for automatic schedules (`ordered`).
     """
     mesh = header.mesh
     assert header.schedule is not None
@@ -86,7 +88,7 @@ def laid_out(
     )
     work = home_work(range(mesh.dp), header.batch.microbatches)
     plan = msgspec.structs.replace(header, groups=groups)
-    return ordered(plan, header.schedule, work, pricing)
+    return ordered(plan, header.schedule, work, pricing, lengths)
 
 
 def split_layers(num_layers: int, num_stages: int) -> list[LayerRange]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -12,39 +12,49 @@ from resihp.compiler.planner.problem import TICK_S, Capacity, Chunks, Replica
 from resihp.compiler.pricing import Pricing
 from resihp.ir.model import Group, GroupName, Op, Plan
 
-__all__ = ["pipeline_rows"]
+__all__ = ["chunks_of", "pipeline_rows", "pipelines_of"]
 
 _UNIT_TICKS = 1 << 10
 """Of one layer at TP 1 where nothing is known of costs; every degree divides it."""
 
 
-def pipeline_rows(
-    plan: Plan, pricing: Pricing | None, reserved: Mapping[GroupName, int]
-) -> dict[int, Replica]:
-    """Costs, memory and hops of each replica of `plan`, which has one stage per position.
-
-    A micro-batch is one document. Without `pricing` F, B and W take one unit per layer, divided by
-    the TP degree, and hops none. Groups have `reserved` bytes less.
-    """
+def pipelines_of(plan: Plan) -> dict[int, list[Group]]:
+    """The groups of each replica, by position."""
     held: dict[int, list[Group]] = {}
     for group in sorted(plan.groups, key=lambda group: group.name):
         held.setdefault(group.replica, []).append(group)
+    return held
+
+
+def pipeline_rows(
+    plan: Plan,
+    pricing: Pricing | None,
+    lengths: Sequence[Lengths],
+    reserved: Mapping[GroupName, int],
+) -> dict[int, Replica]:
+    """Costs, memory and hops of each replica of `plan`, which has one stage per position.
+
+    Costs are those of the mean of `lengths`. Without `pricing` F, B and W take one unit per layer,
+    divided by the TP degree, and hops none. Groups have `reserved` bytes less.
+    """
+    count = len(lengths)
+    mean = Lengths(*(sum(parts) // count for parts in zip(*lengths, strict=True)))
     return {
         replica: Replica(
-            chunks=tuple(_chunks(plan, group, pricing) for group in groups),
+            chunks=tuple(chunks_of(group, pricing, mean) for group in groups),
             memory=tuple(_room(plan, group, reserved.get(group.name, 0)) for group in groups),
             edges=tuple(_hop(plan, here, there, pricing) for here, there in pairwise(groups)),
         )
-        for replica, groups in held.items()
+        for replica, groups in pipelines_of(plan).items()
     }
 
 
-def _chunks(plan: Plan, group: Group, pricing: Pricing | None) -> Chunks:
+def chunks_of(group: Group, pricing: Pricing | None, lengths: Lengths) -> Chunks:
+    """Ticks of a micro-batch of `lengths` in `group`."""
     layers = group.sole_layers
     if pricing is None:
         ticks = _UNIT_TICKS * (layers.last - layers.first + 1) // group.tp
         return Chunks(ticks, ticks, ticks)
-    lengths = Lengths.of([plan.batch.tokens])
     seconds = partial(pricing.compute_s, group, layers, lengths=lengths)
     return Chunks(*(_ticks(seconds(op)) for op in (Op.F, Op.B, Op.W)))
 

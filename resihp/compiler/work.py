@@ -12,6 +12,7 @@ from resihp.ir.model import Plan
 from resihp.ir.placement import placement_of
 
 if TYPE_CHECKING:
+    from resihp.compiler.costs import Lengths
     from resihp.compiler.pricing import Pricing
 
 __all__ = ["home_work", "ordered", "spread_work"]
@@ -48,13 +49,15 @@ def ordered(
     kind: str,
     work: Mapping[int, Sequence[MicroBatch]],
     pricing: Pricing | None = None,
+    lengths: Sequence[Lengths] | None = None,
 ) -> Plan:
     """The schedule in which each replica of `plan` runs the order `kind` over its `work`.
 
     Foreign micro-batches are treated like a replica's own. Groups of a position that do the same
     share a stream. `kind` runs on the stages of the plan (`runs_on`), all of them in each replica.
     An automatic schedule is made for the plan's memory and for `pricing`, or for F, B and W of
-    equal length in proportion to the layers of a rank.
+    equal length in proportion to the layers of a rank. `lengths` are those of the micro-batches of
+    all replicas, home after home; fewer repeat (None: each is one document).
 
     Raises UserError for an automatic schedule and a plan that says nothing of memory.
     """
@@ -62,7 +65,7 @@ def ordered(
         # The planner takes a while to load, and nothing else here needs it.
         from resihp.compiler.automatic import automatically_ordered
 
-        return automatically_ordered(plan, kind, work, pricing)
+        return automatically_ordered(plan, kind, work, pricing, lengths)
     stages = placement_of(plan).stages
     positions = sorted(stages)
     held = [stages[pp] for pp in positions]

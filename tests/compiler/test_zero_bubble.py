@@ -14,7 +14,7 @@ from problem_cases import random_problem, replica
 
 from resihp.compiler import home_work, initial_plan, lower, ordered
 from resihp.compiler.cluster import CLUSTERS, Health
-from resihp.compiler.costs import CostModel
+from resihp.compiler.costs import CostModel, Lengths
 from resihp.compiler.models import find_model
 from resihp.compiler.planner.automatic import automatic
 from resihp.compiler.planner.engine import Planned
@@ -237,6 +237,20 @@ def test_replicas_with_more_work_have_an_order_of_their_own():
     work[0] += [work[1].pop(), work[1].pop()]
     lowered = lower(ordered(plan, "zb-auto", work, pricing_of(plan)))
     assert findings(lowered) == []
+
+
+def test_micro_batches_of_different_lengths_are_ordered_by_theirs():
+    """One long document or many short ones: no slower than 1F1B and ZB-H1 at these lengths."""
+    plan = plan_of(tp=2, pp=3, dp=2, microbatches=6, schedule="1f1b")
+    pricing = pricing_of(plan)
+    lengths = [Lengths.of([size] * (32 // size)) for size in (32, 1, 8, 32, 2)]
+    tokens = [Lengths(each.tokens * 999, each.pairs * 999**2) for each in lengths]
+    seconds: dict[str, float] = {}
+    for kind in ("1f1b", "zb-h1", "zb-auto"):
+        lowered = lower(ordered(plan, kind, home_work(range(2), 6), pricing, tokens))
+        assert findings(lowered) == []
+        seconds[kind] = simulate(lowered, pricing, lengths=tokens).iteration_s
+    assert seconds["zb-auto"] <= min(seconds.values()) * 1.001
 
 
 def test_less_memory_gives_an_order_that_needs_less():
