@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse amplification bench-schedules bench-compiler clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse amplification bench-schedules bench-compiler bench-search clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -75,6 +75,10 @@ amplification: $(VENV)/.run
 # Times of the compiler, 64 to 16,384 GPUs; FILE=... says where the numbers of the run before are.
 bench-compiler: $(VENV)/.run
 	$(BIN)/python benchmarks/compiler.py $(if $(FILE),--results $(FILE))
+
+# Degrees and schedules found by simulation, beside those of the paper.
+bench-search: $(VENV)/.run
+	$(BIN)/python benchmarks/degrees.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
