@@ -53,6 +53,7 @@ from resihp.ir.verify import verify
 DEFAULT_RESULTS = Path("runs/benchmarks/compiler.json")
 _CLUSTER = CLUSTERS["a100-2048x8"]
 _MODEL = find_model("llama2-70b")
+_PARTS = ("plan", "lower", "print", "parse", "verify", "simulate")
 _TARGETS_MS = {
     256: {"one candidate": 25, "whole": 100},
     16_384: {"one candidate": 500, "whole": 2_500},
@@ -200,22 +201,24 @@ def targets(rows: Mapping[str, Row], jobs: Mapping[str, Job]) -> dict[str, Row]:
     return reached
 
 
-def growth(rows: Mapping[str, Row], jobs: Mapping[str, Job], failure: str) -> Row:
-    """Exponent of the replicas: log time over log DP between the smallest and largest TP8 job."""
-    found = [
-        (job.mesh.dp, rows[f"{label}, {failure}"])
-        for label, job in jobs.items()
-        if job.mesh.tp == 8 and f"{label}, {failure}" in rows
-    ]
-    if len(found) < 2:
-        return {}
-    (few, first), (many, last) = found[0], found[-1]
-    exponents: dict[str, float] = {}
-    for part in ("plan", "lower", "print", "parse", "verify", "simulate", "one candidate", "whole"):
-        before, after = first[part], last[part]
-        assert isinstance(before, float) and isinstance(after, float)
-        exponents[part] = math.log(after / before) / math.log(many / few)
-    return exponents
+def growth(rows: Mapping[str, Row], jobs: Mapping[str, Job]) -> dict[str, Row]:
+    """Exponents of the replicas: log of the time over log DP, between jobs of one mesh."""
+    labels = [label for label, job in jobs.items() if job.mesh.tp == 8]
+    found: dict[str, Row] = {}
+    for failure in _FAILURES:
+        for few, many in dict.fromkeys([(labels[0], labels[-1]), tuple(labels[-2:])]):
+            before, after = rows[f"{few}, {failure}"], rows[f"{many}, {failure}"]
+            ratio = jobs[many].mesh.dp / jobs[few].mesh.dp
+            found[f"{failure}, {few} to {many}"] = {
+                part: math.log(_number(after[part]) / _number(before[part])) / math.log(ratio)
+                for part in (*_PARTS, "one candidate", "whole")
+            }
+    return found
+
+
+def _number(value: float | int | str) -> float:
+    assert not isinstance(value, str)
+    return value
 
 
 def main() -> None:
@@ -232,12 +235,12 @@ def main() -> None:
         for failure, failures in _FAILURES.items():
             if failures.dead + failures.slow <= 3 * job.mesh.dp and failures.dead < job.mesh.dp:
                 rows[f"{label}, {failure}"] = row_of(job, failures, previous)
-    exponents = {failure: growth(rows, jobs, failure) for failure in _FAILURES}
     tables = {
         title: rows,
         "Targets, ms": targets(rows, jobs),
-        "Growth with the number of replicas, exponent": exponents,
     }
+    if sum(job.mesh.tp == 8 for job in jobs.values()) > 1:
+        tables["Growth with the number of replicas, exponent"] = growth(rows, jobs)
     for name, table in tables.items():
         print_table(name, table, before.get(name))
     save_results(options.results, tables)
