@@ -73,6 +73,7 @@ def searched(name: str, preset: str, num_devices: int, global_batch: int) -> Row
         global_batch=global_batch,
         sequence_tokens=TOKENS,
         memory_bytes=CLUSTERS[preset].device.memory_bytes,
+        fewest_replicas=2,
     )
     started = time.process_time()
     result, _ = search(job, MODELS[name], pricing_of(name, preset))

@@ -32,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=int, metavar="N", help="devices to use at most (default: all of the cluster)"
     )
+    parser.add_argument(
+        "--min-dp",
+        type=int,
+        default=2,
+        metavar="N",
+        help="fewest replicas (default: 2, so that the state of a lost rank is somewhere else)",
+    )
     described.add_cluster(parser, precision="bf16")
     parser.add_argument(
         "--memory", metavar="SIZE", help="of a device (default: what the cluster's devices have)"
@@ -94,6 +101,7 @@ def _job(cluster: Cluster, args: argparse.Namespace) -> Job:
         num_devices=args.gpus or cluster.num_devices,
         global_batch=described.positive("--global-batch", args.global_batch),
         sequence_tokens=described.positive("--tokens", args.tokens),
+        fewest_replicas=described.positive("--min-dp", args.min_dp),
         precision=args.precision,
         memory_bytes=memory or cluster.device.memory_bytes,
         schedules=SCHEDULES if args.schedules is None else tuple(args.schedules.split(",")),

@@ -52,6 +52,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     precision: Precision = "bf16"
     memory_bytes: int | None = None
     """Of a device."""
+    fewest_replicas: int = 1
+    """With a single one the state of a lost rank is nowhere else."""
     schedules: tuple[str, ...] = SCHEDULES
     transport: str | None = None
 
@@ -139,8 +141,9 @@ def search(job: Job, model: Model, pricing: Pricing) -> tuple[Result, Plan]:
             break
     if not choices:
         raise NoFeasiblePlan(
-            f"{model.shape.name} on {job.num_devices} devices: none of {len(ordered)} ways to cut "
-            "it fits their memory; more devices or shorter sequences need less"
+            f"{model.shape.name} on {job.num_devices} devices: no way to cut it into "
+            f"{job.fewest_replicas} replicas or more fits their memory; more devices, fewer "
+            "replicas or shorter sequences need less"
         )
     choices.sort(key=lambda each: (each[0].prediction.iteration_s, each[0].tp * each[0].pp))
     result = Result(
@@ -233,6 +236,8 @@ def _splits(job: Job, pricing: Pricing, tp: int, pp: int) -> Iterator[Candidate]
     """Replicas, micro-batches and schedules at given degrees."""
     most = job.num_devices // (tp * pp)
     dp = next(dp for dp in range(min(most, job.global_batch), 0, -1) if not job.global_batch % dp)
+    if dp < job.fewest_replicas:
+        return
     # Automatic orders come when the rest is known, unless there is no other.
     schedules = [kind for kind in job.schedules if kind not in AUTOMATIC] or job.schedules
     per_replica = job.global_batch // dp
@@ -337,6 +342,6 @@ def _reduce_s(way: Candidate, pricing: Pricing) -> float:
 
 
 def _check_job(job: Job) -> None:
-    for name in ("num_devices", "global_batch", "sequence_tokens"):
+    for name in ("num_devices", "global_batch", "sequence_tokens", "fewest_replicas"):
         if getattr(job, name) < 1:
             raise UserError(f"{name} {getattr(job, name)}: must be at least 1")

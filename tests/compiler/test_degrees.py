@@ -96,9 +96,16 @@ def test_an_automatic_order_is_tried_where_the_others_are_fastest():
     assert {choice.schedule for choice in alone.choices} == {"zb-auto"}
 
 
+@pytest.mark.parametrize("fewest", [2, 4])
+def test_a_job_may_ask_for_so_many_replicas(fewest):
+    """Where the state of a lost rank is."""
+    result, _ = search(replace(JOB, fewest_replicas=fewest), SMALL, pricing_of(SMALL))
+    assert min(choice.dp for choice in result.choices) >= fewest
+
+
 def test_a_job_that_fits_nowhere_is_refused():
     """With what would need less."""
-    with pytest.raises(NoFeasiblePlan, match="more devices or shorter sequences need less"):
+    with pytest.raises(NoFeasiblePlan, match="fewer replicas or shorter sequences need less"):
         search(replace(JOB, memory_bytes=1 << 20), SMALL, pricing_of(SMALL))
 
 
@@ -140,7 +147,7 @@ def test_the_verb_lists_choices_and_writes_the_plan_of_the_first(capsys, tmp_pat
         (["--gpus", "8", "--cluster", "nowhere"], 2, "is no preset"),
         (["--gpus", "8", "--top", "0"], 2, "--top 0: must be at least 1"),
         (["--gpus", "8", "--schedules", ""], 2, "schedule '' is none of"),
-        (["--gpus", "1", "--memory", "1GiB", "--cluster", "a100-32x8"], 4, "fits their memory"),
+        (["--gpus", "2", "--memory", "1GiB", "--cluster", "a100-32x8"], 4, "fits their memory"),
     ],
 )
 def test_the_verb_answers_wrong_use_in_words(capsys, argv, status, message):
