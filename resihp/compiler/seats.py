@@ -9,7 +9,7 @@ from resihp.compiler.facts import num_parameters, sharded_parameters
 from resihp.compiler.sources import Part, State
 from resihp.ir.model import GroupName, LayerRange, Mesh
 
-__all__ = ["kept_parameters", "seats"]
+__all__ = ["seats"]
 
 _LEVELS = 16
 """Preferences between ranks that hold as much; more than `_level` has."""
@@ -59,12 +59,6 @@ def seats(
     ascending = tuple(sorted(ranks))
     total = sum(kept[rank][seat] for seat, rank in enumerate(ranks))
     return ascending if sum(kept[r][s] for s, r in enumerate(ascending)) >= total else ranks
-
-
-def kept_parameters(state: State, layers: Sequence[LayerRange], ranks: Sequence[int]) -> int:
-    """Parameters that stay where they are when `ranks` become a group that holds `layers`."""
-    parts = list(state.parts(layers))
-    return sum(_kept(state, parts, rank, len(ranks))[seat] for seat, rank in enumerate(ranks))
 
 
 def _kept(state: State, parts: Sequence[Part], rank: int, degree: int) -> list[int]:

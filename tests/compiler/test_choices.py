@@ -1,53 +1,58 @@
-"""TP subgroups and layer partitions: against all other choices."""
+"""TP groups and layer partitions: against all other choices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resihp.compiler.partition import StageTime, partition, ranges_of
-from resihp.compiler.subgroup import best_subgroup, subgroups
-from resihp.ir.model import LayerRange
+from resihp.compiler.spares import Demand, Wanting, share_out
+from resihp.ir.model import Group, LayerRange
 
 speeds = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.6, 0.9, 1.0]), min_size=1, max_size=8)
 
 
+def alone(values: Sequence[float], k_min: int = 1) -> Demand | None:
+    """What a group of devices of such speeds becomes without spare ones."""
+    ranks = tuple(range(len(values)))
+    group = Group(replica=0, pp=0, ranks=ranks, layers=(LayerRange(0, 0),))
+    own = tuple(rank for rank in ranks if values[rank] > 0)
+    demands = share_out([Wanting(group, own, k_min)], (), 8, values.__getitem__)
+    return None if demands is None else demands[group.name]
+
+
 def test_a_badly_slow_device_is_left_out():
     """Four devices, one at a fifth: two healthy ones do more than four at its pace."""
-    speed = {0: 1.0, 1: 0.2, 2: 1.0, 3: 1.0}
-    best = best_subgroup(range(4), speed.__getitem__)
-    assert best is not None
-    assert best.tp == 2
-    assert 1 not in best.ranks
+    assert alone([1.0, 0.2, 1.0, 1.0]) == Demand(degree=2, speed=1.0, num_spares=0)
 
 
 def test_a_mildly_slow_device_stays():
     """At 0.8 four devices still do more than two."""
-    best = best_subgroup(range(4), {0: 1.0, 1: 0.8, 2: 1.0, 3: 1.0}.__getitem__)
-    assert best is not None
-    assert best.ranks == (0, 1, 2, 3)
-    assert best.throughput == pytest.approx(3.2)
+    assert alone([1.0, 0.8, 1.0, 1.0]) == Demand(degree=4, speed=0.8, num_spares=0)
+
+
+def test_of_equal_throughputs_the_larger_degree_is_taken():
+    """At half speed four devices do as much as two: more of them keep what they hold."""
+    assert alone([1.0, 0.5, 1.0, 1.0]) == Demand(degree=4, speed=0.5, num_spares=0)
 
 
 def test_the_least_degree_that_memory_allows_is_kept():
     """Though two devices would be faster, each would need too much memory."""
-    best = best_subgroup(range(4), {0: 1.0, 1: 0.1, 2: 1.0, 3: 1.0}.__getitem__, k_min=4)
-    assert best is not None
-    assert best.tp == 4
+    assert alone([1.0, 0.1, 1.0, 1.0], k_min=4) == Demand(degree=4, speed=0.1, num_spares=0)
 
 
 def test_too_few_devices_form_no_group():
     """Three of four lost, two needed."""
-    assert best_subgroup(range(4), {0: 0.0, 1: 0.0, 2: 1.0, 3: 0.0}.__getitem__, k_min=2) is None
+    assert alone([0.0, 0.0, 1.0, 0.0], k_min=2) is None
 
 
 @given(speeds, st.sampled_from([1, 2, 4]))
 def test_no_set_of_devices_does_more(values, k_min):
     """Eq. 4 over every subset of a feasible size."""
-    best = best_subgroup(range(len(values)), values.__getitem__, k_min=k_min)
+    best = alone(values, k_min)
     alive = [rank for rank, speed in enumerate(values) if speed > 0]
     everything = [
         degree * min(values[rank] for rank in chosen)
@@ -59,17 +64,7 @@ def test_no_set_of_devices_does_more(values, k_min):
         assert best is None
     else:
         assert best is not None
-        assert best.throughput == max(everything)
-
-
-@given(speeds)
-def test_each_degree_is_offered_once_the_best_first(values):
-    """For the portfolio, which may prefer another degree than Eq. 4."""
-    found = subgroups(range(len(values)), values.__getitem__)
-    assert len({group.tp for group in found}) == len(found)
-    assert [group.throughput for group in found] == sorted(
-        (group.throughput for group in found), reverse=True
-    )
+        assert best.degree * best.speed == max(everything)
 
 
 def test_the_paper_s_example_of_figure_5():

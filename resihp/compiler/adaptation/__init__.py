@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from resihp.compiler.adaptation.decision import Considered, Decision
+from resihp.compiler.adaptation.hysteresis import Patience, Trust, Verdict
 from resihp.compiler.adaptation.layouts import Layout
 from resihp.compiler.adaptation.portfolio import DEFAULT_BUDGET, UNCHANGED, adapt
 from resihp.compiler.adaptation.problems import TICK_S, problem_of
+from resihp.compiler.adaptation.rejoin import Growth, grow_back
 from resihp.compiler.adaptation.situation import (
     ANYTHING,
     WHOLE_MICROBATCHES,
@@ -21,9 +23,14 @@ __all__ = [
     "WHOLE_MICROBATCHES",
     "Considered",
     "Decision",
+    "Growth",
     "Layout",
+    "Patience",
     "Profile",
     "Situation",
+    "Trust",
+    "Verdict",
     "adapt",
+    "grow_back",
     "problem_of",
 ]
