@@ -15,9 +15,14 @@ from resihp.compiler.adaptation import (
     Situation,
     adapt,
 )
+from resihp.compiler.cluster import CLUSTERS, Health
+from resihp.compiler.costs import CostModel
+from resihp.compiler.layout import initial_plan
+from resihp.compiler.models import find_model
+from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate import simulate
 from resihp.errors import NoFeasiblePlan
-from resihp.ir.model import Plan
+from resihp.ir.model import Batch, Mesh, Plan
 from resihp.ir.placement import placement_of
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zbv")
@@ -79,3 +84,21 @@ def test_healthy_devices_change_nothing():
     assert decision.chosen == UNCHANGED
     assert decision.plan == plan
     assert decision.moved_bytes == 0
+
+
+def test_a_plan_that_lacks_a_few_bytes_is_made_again_with_less_in_flight():
+    """A stage that is full to the last micro-batch, and buffers that nobody had counted."""
+    cluster, model = CLUSTERS["a100-2048x8"], find_model("llama2-70b")
+    plan = initial_plan(
+        model.shape,
+        Mesh(tp=4, pp=16, dp=4),
+        Batch(microbatches=32, tokens=2048),
+        schedule="zb-h1",
+        memory_bytes=cluster.device.memory_bytes,
+        precision="bf16",
+    )
+    costs = CostModel.of_description(model, cluster, precision="bf16")
+    health = Health(speed={13: 1 / 1.3})
+    decision = adapt(Situation(plan, Pricing(plan.model, costs, cluster, health)))
+    assert decision.no_change_s is not None
+    assert decision.iteration_s < 0.9 * decision.no_change_s

@@ -76,10 +76,11 @@ def _fitting(situation: Situation, entry: Entry) -> Simulation | None:
     """The simulated plan of an entry, planned again with less memory while it lacks some.
 
     What the planner counts differs from what the verifier counts in buffers and in sums of
-    gradients that wait for each other; where that matters each group is left less.
+    gradients that wait for each other; where that matters each group is left less: first by what
+    it lacks, which does nothing where less than a micro-batch was over, then by shares of one.
     """
     reserved: dict[GroupName, int] = {}
-    for _ in range(_NUM_RETRIES):
+    for attempt in range(_NUM_RETRIES):
         planned = entry.planned
         if planned is None or not planned.complete:
             return None
@@ -89,7 +90,10 @@ def _fitting(situation: Situation, entry: Entry) -> Simulation | None:
         if not lacking:
             return simulation
         for name, num_bytes in lacking.items():
-            reserved[name] = reserved.get(name, 0) + num_bytes
+            sizes = entry.problem.replicas[name.replica].memory[name.pp]
+            assert sizes is not None
+            share = attempt * (sizes.activation + sizes.held) // (_NUM_RETRIES - 1)
+            reserved[name] = reserved.get(name, 0) + num_bytes + share
         entry.planned = _planned_with_less(situation, entry, reserved)
     return None
 
