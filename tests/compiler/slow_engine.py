@@ -153,14 +153,16 @@ class SlowEngine:
             return
         sizes, chunks = worker.memory, worker.chunks
         short = bool(worker.waiting_w) and worker.live + sizes.held > sizes.free
-        if worker.ready_b and not short:
+        can_b = bool(worker.ready_b) and not short
+        can_f = bool(worker.ready_f) and self.has_room(worker, stage)
+        if can_b and not (can_f and self.style.forward_first):
             code = heappop(worker.ready_b)
             worker.live += sizes.held
             if self.problem.split:
                 self.start(d, stage, Op.B, code, chunks.backward_input)
             else:
                 self.start(d, stage, Op.BW, code, chunks.backward_input + chunks.backward_weight)
-        elif worker.ready_f and self.has_room(worker, stage):
+        elif can_f:
             code = heappop(worker.ready_f)
             worker.live += sizes.activation
             worker.in_flight += 1

@@ -94,7 +94,9 @@ def test_every_play_is_that_of_the_obvious_player(seed):
     rng = random.Random(seed)
     given = random_problem(rng)
     placing = rng.choice((homeless_placed, balanced))(given)
-    style = rng.choice((GREEDY, Style(0.0), Style(0.5)))
+    style = rng.choice(
+        (GREEDY, Style(0.0), Style(0.5), Style(forward_first=True), Style(0.0, forward_first=True))
+    )
     delta, guarded = rng.choice((None, 0, 1)), rng.random() < 0.6
     rule = None if delta is None else progress_rule(delta, guarded=guarded)
     planned = Engine(given, placing, rule, style).run()
