@@ -137,6 +137,16 @@ def test_a_returned_rank_needs_everything_anew():
     assert moved == {7}
 
 
+def test_whole_tensors_come_from_all_live_ranks_of_their_source():
+    """Both members of a new group need the norms of the layers: each asks another rank."""
+    gone = msgspec.structs.replace(
+        after(lost=(6, 7)), groups=tuple(g for g in BEFORE.groups if g.name != (1, 1))
+    )
+    back = msgspec.structs.replace(BEFORE, returned=(6, 7), reconfigure=(SHRINK,))
+    senders = {(move.source, move.target) for move in transfers(gone, back) if move.replicated}
+    assert senders == {(2, 6), (3, 7)}
+
+
 def test_only_lost_ranks_return():
     """Neither a rank that was there, nor one that is lost now."""
     assert codes(msgspec.structs.replace(BEFORE, returned=(7,))) == ["RHP807"]
