@@ -145,7 +145,8 @@ def main() -> None:
     print_table(f"Proven optima of {len(proven)} of {len(small)} small states", rows)
     print_table("Larger states", larger_rows(larger))
     if options.keep:
-        options.keep.write_bytes(msgspec.json.encode(kept(proven)) + b"\n")
+        lines = b",\n".join(map(msgspec.json.encode, kept(proven)))
+        options.keep.write_bytes(b"[\n" + lines + b"\n]\n")
     found = [(each.makespans["search"] or 0) / each.best.makespan - 1 for each in proven]
     if found and (sum(found) / len(found) > TARGET_MEAN or max(found) > TARGET_WORST):
         raise SystemExit(f"target: mean {TARGET_MEAN:.0%}, worst {TARGET_WORST:.0%}")

@@ -1,8 +1,9 @@
 """A search from the best plan so far by small random changes, played one after the other.
 
-A change puts stages of some micro-batches on other replicas, or lets workers follow whims. What is
-not longer than the plan some tries ago is gone on from (late acceptance, Burke and Bykov 2017), so
-that the search can cross a plan that is a little longer on its way to a shorter one.
+A change puts stages of some micro-batches on other replicas, or lets workers follow whims. A plan
+that is a little longer than the best may be gone on from, on the way to a shorter one; how much
+falls from a few percent to nothing, over and over, each time from the best (threshold accepting,
+Dueck and Scheuer 1990).
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from resihp.compiler.planner.problem import Problem
 
 __all__ = ["climb"]
 
-_PATIENCE = 8
-"""How many tries ago the plan is that a new one is compared with."""
+_ROUND = 60
+"""Tries from one return to the best to the next."""
+_DETOUR = 0.03
+"""Share by which a plan may be longer than the best at the begin of a round."""
 _WHIMS = (0.05, 0.2, 0.4)
 
 _Where = dict[Item, dict[int, int]]
@@ -34,22 +37,23 @@ def climb(
     """The shortest complete plan of `tries` plays from `best`; fewer once it is down to `floor`."""
     rng = random.Random(problem.num_microbatches)
     changes = _Changes(problem, rng)
-    current, ages = best, [best.makespan] * _PATIENCE
+    current = best
     for index in range(tries):
         if best.makespan <= floor:
             break
+        if index % _ROUND == 0:
+            current = best
         placing, style = current.placing, rng.choice(styles)
         if changes.are_possible and rng.random() < 0.6:
             placing = changes.of(placing)
         else:
             style = style._replace(whim=rng.choice(_WHIMS), seed=index)
         bound = rng.choice(bounds)
-        limit = max(current.makespan, ages[index % _PATIENCE])
+        detour = _DETOUR * (1 - index % _ROUND / _ROUND)
         engine = Engine(problem._replace(in_flight=bound), placing, style=style)
-        other = engine.run_within(limit)
+        other = engine.run_within(int(best.makespan * (1 + detour)))
         if other is not None and other.complete:
             current = other
-        ages[index % _PATIENCE] = current.makespan
         if current.makespan < best.makespan:
             best = current
     return best

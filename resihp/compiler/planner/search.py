@@ -32,6 +32,9 @@ _STYLES = (
 )
 _MOST_TRIES = 900
 """Of small problems, whose plays cost next to nothing."""
+_TINY = 500
+_MORE_TRIES = 3
+"""Of problems so tiny, most tries are given up as soon as they show to be longer."""
 _Placing = dict[Item, dict[int, int]]
 
 
@@ -64,7 +67,8 @@ def search(
             return best, num_played
     assert best is not None
     if move and best.complete:
-        tries = max(0, min(_MOST_TRIES, left // cost))
+        more = _MORE_TRIES if cost <= _TINY else 1
+        tries = max(0, min(_MOST_TRIES, more * left // cost))
         best = climb(problem, best, _bounds(problem), _STYLES, tries, floor)
         num_played += tries
     return best, num_played
