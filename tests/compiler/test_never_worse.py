@@ -7,7 +7,7 @@ from failure_states import failure_state, told
 
 from resihp.compiler.policies import POLICIES, outcomes
 
-ONCE_WORSE = ("10", "17", "21", "26", "45", "58")
+ONCE_WORSE = ("10", "17", "21", "26", "45", "58", "747")
 """States in which another policy once had a faster plan."""
 
 

@@ -1,4 +1,4 @@
-"""The planner beside optima that a solver has proven (`make gap`, where KEEP names this file)."""
+"""The planner beside optima that a solver has proven (`optimality_gap.py --keep` writes them)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def gaps() -> list[float]:
         planned, _ = search(problem)
         assert planned.complete
         assert fits(problem, planned)
-        # What ran with whims may have waited for nothing: replayed it can be shorter.
-        assert optimum <= replay(problem, planned) <= planned.makespan
+        # Who waited on a whim may have waited for nothing: replayed, a plan can be shorter.
+        replayed = replay(problem, planned)
+        assert replayed is not None
+        assert optimum <= replayed <= planned.makespan
         found.append(planned.makespan / optimum - 1)
     return found
 
