@@ -12,11 +12,11 @@ from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Group, GroupName, LayerRange, Plan
 from resihp.ir.verify.memory import peaks_of
 
-__all__ = ["Oversized", "oversized", "peak_bytes", "room_of"]
+__all__ = ["NUM_BUFFERS", "Oversized", "oversized", "peak_bytes", "room_of"]
 
 _UNBOUNDED = 1 << 60
 """Bytes of a device whose memory is not checked."""
-_BUFFERS = 4
+NUM_BUFFERS = 4
 """Boundary tensors that a stage always has room for: sent and received, of F and of B."""
 
 
@@ -45,7 +45,7 @@ def room_of(plan: Plan, layers: LayerRange, tp: int) -> Capacity:
     sizes = stage_facts(plan.model, plan.batch, layers, tp, num_partials, plan.precision)
     device = _UNBOUNDED if plan.memory_bytes is None else plan.memory_bytes
     return Capacity(
-        free=device - sizes.state_bytes - _BUFFERS * sizes.boundary_bytes,
+        free=device - sizes.state_bytes - NUM_BUFFERS * sizes.boundary_bytes,
         activation=sizes.activation_bytes,
         released=sizes.released_by_b_bytes,
         held=sizes.weight_input_grad_bytes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import findings, lacking, plan_of, work_of
@@ -12,10 +14,12 @@ from resihp.compiler.adaptation import (
     UNCHANGED,
     WHOLE_MICROBATCHES,
     Decision,
+    Profile,
     Situation,
     adapt,
 )
-from resihp.compiler.cluster import CLUSTERS, Health
+from resihp.compiler.capacity import peak_bytes
+from resihp.compiler.cluster import CLUSTERS, Health, SlowLink
 from resihp.compiler.costs import CostModel
 from resihp.compiler.layout import initial_plan
 from resihp.compiler.models import find_model
@@ -102,3 +106,103 @@ def test_a_plan_that_lacks_a_few_bytes_is_made_again_with_less_in_flight():
     decision = adapt(Situation(plan, Pricing(plan.model, costs, cluster, health)))
     assert decision.no_change_s is not None
     assert decision.iteration_s < 0.9 * decision.no_change_s
+
+
+def test_a_slow_member_is_left_out_where_the_others_are_faster_without_it():
+    """At a tenth of the speed it holds its group up; the rest go on at half the degree."""
+    situation = situation_of(plan_of(tp=4, pp=1, dp=1, microbatches=4), speed={3: 0.1})
+    decision = adapt(situation.with_profile(WHOLE_MICROBATCHES))
+    assert decision.chosen.startswith("TP")
+    assert 3 in decision.plan.standby
+    assert_sound(decision, situation)
+
+
+def test_layers_leave_a_slow_stage():
+    """With one replica nothing else helps: the slow stage ends up with fewer layers."""
+    plan = plan_of(tp=1, pp=2, dp=1, microbatches=8)
+    situation = situation_of(plan, speed={1: 0.4})
+    decision = adapt(situation)
+    assert decision.chosen.startswith("PP")
+    sizes = [last - first + 1 for first, last in placement_of(decision.plan).layers]
+    assert sizes[1] < sizes[0]
+    assert decision.moved_bytes > 0
+    assert_sound(decision, situation)
+
+
+def test_micro_batches_leave_a_slow_stage():
+    """Where layers stay, the fast replica runs more of the stage that is slow in the other."""
+    plan = plan_of(tp=1, pp=2, dp=2, microbatches=8)
+    profile = Profile(repartitions=False)
+    situation = situation_of(plan, speed={1: 0.4}).with_profile(profile)
+    decision = adapt(situation)
+    assert "DP" in decision.chosen
+    assert decision.plan.groups == plan.groups
+    foreign = [i for s in decision.plan.streams for i in s.body if i.home is not None]
+    assert foreign
+    assert_sound(decision, situation)
+
+
+def test_a_stage_that_is_gone_runs_in_the_other_replica_and_the_rest_stays():
+    """Only the lost stage of replica 0 moves; its other stage goes on."""
+    plan = plan_of(tp=1, pp=2, dp=3, microbatches=6)
+    situation = situation_of(plan, lost=[1])
+    decision = adapt(situation)
+    if any(group.replica == 0 for group in decision.plan.groups):
+        assert decision.plan.group(0, 0) is not None
+    assert decision.no_change_s is None
+    assert_sound(decision, situation)
+
+
+def nearly_full(share: float) -> Situation:
+    """Memory is the healthy peak times `share`; a rank is lost and another one slow."""
+    plan = plan_of(tp=2, pp=2, dp=3, microbatches=6)
+    peak = max(peak_bytes(plan).values())
+    tight = msgspec.structs.replace(plan, memory_bytes=int(peak * share))
+    return situation_of(tight, lost=[5], speed={0: 0.5})
+
+
+@pytest.mark.parametrize("share", [1.2, 1.3])
+def test_memory_that_is_nearly_full_is_kept_to(share):
+    """A fifth more than the healthy peak is enough for what the others have to do."""
+    assert_sound(adapt(nearly_full(share)), nearly_full(share))
+
+
+def test_too_little_memory_for_moved_work_leaves_no_plan():
+    """It needs sums of gradients of its own, each a copy of the parameters."""
+    with pytest.raises(NoFeasiblePlan, match="fits into the memory"):
+        adapt(nearly_full(1.0))
+
+
+def test_the_same_situation_gives_the_same_decision():
+    """Budgets are in chunks, not in seconds."""
+    plan = plan_of(tp=2, pp=2, dp=3, microbatches=6)
+    one, other = (adapt(situation_of(plan, lost=[5], speed={0: 0.5})) for _ in range(2))
+    assert one == other
+
+
+def test_a_slow_link_gets_more_warm_up():
+    """A delay between two nodes is hidden behind forwards; nothing else changes."""
+    plan = plan_of(tp=2, pp=4, dp=1, microbatches=12)
+    situation = situation_of(plan, links=[SlowLink(nodes=(0, 1), delay_s=0.02)])
+    decision = adapt(situation)
+    assert decision.no_change_s is not None
+    assert decision.iteration_s < 0.9 * decision.no_change_s
+    assert_sound(decision, situation)
+
+
+def test_state_that_died_with_its_last_holder_leaves_no_plan():
+    """And a plan without room for what is left says so."""
+    with pytest.raises(NoFeasiblePlan, match=r"no live rank still holds chunk 1 of 2"):
+        adapt(situation_of(plan_of(), lost=[1, 5]))
+
+
+def test_a_decision_is_told_in_a_few_lines_and_as_a_record():
+    """One line says what was chosen and what it saves; each candidate has one."""
+    decision = adapt(situation_of(plan_of(tp=2, pp=2, dp=2, microbatches=8), speed={0: 0.5}))
+    lines = decision.summary().splitlines()
+    assert lines[0].startswith(f"{decision.chosen}: ")
+    assert "% less than unchanged" in lines[0]
+    assert len([line for line in lines if line.startswith("  - ")]) == len(decision.considered)
+    record = decision.record()
+    assert "plan" not in record
+    assert record["chosen"] == decision.chosen

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from resihp.compiler.adaptation.choices import choices_of
 from resihp.compiler.adaptation.layouts import Layout, formed, kept_layout
 from resihp.compiler.adaptation.pp import SHARES, held_layers, repartitioned
 from resihp.compiler.adaptation.situation import Situation
-from resihp.compiler.adaptation.tp import RULES, Members, choose_members, degraded
+from resihp.compiler.adaptation.tp import Members
 from resihp.errors import NoFeasiblePlan
-from resihp.ir.model import GroupName, LayerRange
+from resihp.ir.model import LayerRange
 
 __all__ = ["Candidate", "candidates"]
 
@@ -51,57 +52,27 @@ def candidates(situation: Situation) -> list[Candidate]:
     if kept is not None:
         found.append(Candidate(kept, None, None))
     before = {group.name: frozenset(group.ranks) for group in situation.previous.groups}
-    for rule, members, gives_up in _members(situation):
+    held = held_layers(situation)
+    for choice in choices_of(situation, held):
+        members = choice.members
         same = {place: frozenset(ranks) for place, ranks in members.items()} == before
-        for share, layers in _layers(situation, members):
-            if same and share is None and kept is not None:
+        for share, layers in _layers(situation, members, held):
+            if share is None and ((same and kept is not None) or not choice.fits_as_it_is):
                 continue
             layout = formed(situation, members, layers)
-            found.append(Candidate(layout, None if same else rule, share, gives_up))
+            name = None if same else choice.name
+            found.append(Candidate(layout, name, share, choice.gives_up))
+    if not found:
+        raise NoFeasiblePlan(
+            "no split of the layers fits into the memory of the groups that are left"
+        )
     return found
 
 
-def _members(situation: Situation) -> Iterator[tuple[str, Members, bool]]:
-    """Different choices of members by the first rule that makes them, that of before first."""
-    layers = held_layers(situation)
-    seen: list[Members] = []
-    refusal: NoFeasiblePlan | None = None
-    choices = [(name, rule, frozenset[GroupName]()) for name, rule in RULES.items()]
-    first, fastest = next(iter(RULES.items()))
-    choices += [(f"{first}, {what}", fastest, gone) for what, gone in _given_up(situation)]
-    for name, rule, without in choices:
-        try:
-            members = choose_members(situation, rule, layers, without)
-        except NoFeasiblePlan as error:
-            refusal = error
-            continue
-        if members not in seen:
-            seen.append(members)
-            yield name, members, bool(without)
-    if not seen:
-        assert refusal is not None
-        raise refusal
-
-
-def _given_up(situation: Situation) -> Iterator[tuple[str, frozenset[GroupName]]]:
-    """Places that may be worth less than the memory, the reduction and the bubbles they cost."""
-    groups = situation.previous.groups
-    hit = frozenset(g.name for g in groups if not situation.lost.isdisjoint(g.ranks))
-    if hit:
-        yield "without groups that lost ranks", hit
-        replicas = {place.replica for place in hit}
-        whole = frozenset(group.name for group in groups if group.replica in replicas)
-        yield "without replicas that lost ranks", whole
-    slow = frozenset(degraded(situation))
-    if slow - hit:
-        yield "without degraded groups", slow
-
-
 def _layers(
-    situation: Situation, members: Members
+    situation: Situation, members: Members, held: Mapping[int, tuple[LayerRange, ...]]
 ) -> Iterator[tuple[str | None, Mapping[int, tuple[LayerRange, ...]]]]:
-    """Different partitions: that of before, then the repartitions."""
-    held = held_layers(situation)
+    """Different partitions: that of before (`held`), then the repartitions."""
     yield None, held
     if not (situation.profile.repartitions and situation.has_one_stage_each):
         return

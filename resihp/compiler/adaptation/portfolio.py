@@ -61,22 +61,35 @@ def adapt(
     require_state(situation.state)
     unchanged = _unchanged(situation)
     no_change_s = None if unchanged is None else unchanged.iteration_s
-    found = candidates(situation)
-    if situation.has_one_stage_each:
-        entries = [entry for each in found for entry in Entry.of(situation, each)]
-        num_played = _plan(situation, entries, budget)
-        ranked = sorted(entries, key=_rank)
-        best = best_outcome(situation, [e for e in ranked if e.makespan_s], no_change_s)
-        told = {entry.name: entry for entry in reversed(ranked)}
-        considered = [each.considered(situation) for each in ranked if told[each.name] is each]
-    else:
-        num_played = len(found)
-        best, considered = named_outcomes(situation, found)
+    best, considered, num_played = _found(situation, no_change_s, budget)
+    if unchanged is None and best is None and situation.previous.memory_bytes is not None:
+        best, considered, num_played = _found(situation.without_reserve(), no_change_s, budget)
     if unchanged is not None and best is not None:
         saved = 1 - best.iteration_s / unchanged.iteration_s
         if saved <= 0 or saved < least_gain:
             best = None
     return _decided(situation, unchanged, best, considered, num_played)
+
+
+class _Found(NamedTuple):
+    """The best candidate, if any fits; what is told of all; how many plans were played."""
+
+    best: Outcome | None
+    considered: list[Considered]
+    num_played: int
+
+
+def _found(situation: Situation, no_change_s: float | None, budget: int) -> _Found:
+    found = candidates(situation)
+    if not situation.has_one_stage_each:
+        return _Found(*named_outcomes(situation, found), len(found))
+    entries = [entry for each in found for entry in Entry.of(situation, each)]
+    num_played = _plan(situation, entries, budget)
+    ranked = sorted(entries, key=_rank)
+    best = best_outcome(situation, [e for e in ranked if e.makespan_s], no_change_s)
+    told = {entry.name: entry for entry in reversed(ranked)}
+    considered = [each.considered(situation) for each in ranked if told[each.name] is each]
+    return _Found(best, considered, num_played)
 
 
 class _Unchanged(NamedTuple):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from resihp.compiler.adaptation.layouts import Layout
 from resihp.compiler.adaptation.situation import Situation
-from resihp.compiler.capacity import room_of
+from resihp.compiler.capacity import NUM_BUFFERS, room_of
 from resihp.compiler.planner.problem import TICK_S, Capacity, Chunks, Problem, Replica
 from resihp.ir.model import Group, LayerRange, Op, Plan
 
@@ -68,8 +68,8 @@ def in_flight_of(schedule: str | None, num_stages: int) -> tuple[int, ...] | Non
 def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
     """Of a member of a group of degree `tp` that holds `layers` (`room_of`).
 
-    A micro-batch in flight takes a send buffer too: in the verifier's account it is held until
-    something comes back, and that may be its own gradient.
+    A micro-batch in flight takes a send buffer too, if those are to have room: in the verifier's
+    account it is held until something comes back, and that may be its own gradient.
 
     Where a plan states no memory there is room for twice as many micro-batches as stages, with
     which every schedule that the planner knows runs without waiting for memory.
@@ -78,7 +78,10 @@ def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
         return situation.rooms[layers, tp]
     sizes = room_of(situation.previous, layers, tp)
     sent = situation.previous.batch.tokens * situation.pricing.costs.boundary_bytes_per_token
-    sizes = sizes._replace(activation=sizes.activation + sent, released=sizes.released + sent)
+    if situation.reserves_buffers:
+        sizes = sizes._replace(activation=sizes.activation + sent, released=sizes.released + sent)
+    else:
+        sizes = sizes._replace(free=sizes.free + NUM_BUFFERS * sent)
     if situation.previous.memory_bytes is None:
         most = 2 * situation.placement.num_stages
         sizes = sizes._replace(free=most * (sizes.activation + sizes.held))

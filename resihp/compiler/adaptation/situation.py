@@ -61,6 +61,8 @@ class Situation:
         self.profile = profile
         self.resume_step = resume_step
         self.returned = frozenset(returned) - pricing.health.lost
+        self.reserves_buffers = True
+        """Whether the planner keeps room for buffers that it does not follow."""
         self.rooms: dict[tuple[LayerRange, int], Capacity] = {}
         """Memory by layers and TP degree, as far as it was asked for."""
         self.chunks: dict[tuple[LayerRange, int, float], Chunks] = {}
@@ -78,6 +80,12 @@ class Situation:
     def with_profile(self, profile: Profile) -> Situation:
         """The same, for another one who runs the plan."""
         return Situation(self.previous, self.pricing, profile, self.resume_step, self.returned)
+
+    def without_reserve(self) -> Situation:
+        """The same for a first try with all memory: the verifier then tells who lacks how much."""
+        twin = self.with_profile(self.profile)
+        twin.reserves_buffers = False
+        return twin
 
     @cached_property
     def lost(self) -> frozenset[int]:
