@@ -129,9 +129,9 @@ def kept(outcomes: Sequence[Outcome]) -> list[tuple[Problem, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="planned makespans beside proven optima")
-    parser.add_argument("--states", type=int, default=250, metavar="N", help="small states")
-    parser.add_argument("--larger", type=int, default=24, metavar="N", help="larger states")
-    parser.add_argument("--limit-s", type=float, default=30.0, help="for one state")
+    parser.add_argument("--states", type=int, default=260, metavar="N", help="small states")
+    parser.add_argument("--larger", type=int, default=16, metavar="N", help="larger states")
+    parser.add_argument("--limit-s", type=float, default=5.0, help="for one state")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where to write hard states")
     options = parser.parse_args()
