@@ -10,10 +10,11 @@ from resihp.compiler.costs import Lengths
 from resihp.compiler.lower import lower
 from resihp.compiler.pipelines import chunks_of, pipeline_rows, pipelines_of
 from resihp.compiler.planner.automatic import automatic
+from resihp.compiler.planner.planned import Planned
 from resihp.compiler.planner.problem import Problem, Replica
-from resihp.compiler.planner.replay import ItemCosts
+from resihp.compiler.planner.replay import ItemCosts, replay
 from resihp.compiler.pricing import Pricing
-from resihp.compiler.schedules import Work, schedule_order
+from resihp.compiler.schedules import ONE_STAGE, Work, schedule_order
 from resihp.compiler.with_orders import PipelineOrder, with_orders
 from resihp.errors import UserError
 from resihp.ir.lanes import MicroBatch
@@ -23,6 +24,9 @@ __all__ = ["automatically_ordered"]
 
 _NUM_RETRIES = 4
 """How often an order that lacks memory is made again with less."""
+_NEVER = 1 << 62
+_Orders = Mapping[int, PipelineOrder]
+"""Of each replica."""
 
 
 def automatically_ordered(
@@ -35,7 +39,9 @@ def automatically_ordered(
     """The schedule `kind` of `plan`, whose orders fit into its memory when they are lowered.
 
     What the planner counts differs from what the verifier counts in buffers; where that matters
-    each group is left less. Where nothing fits each replica runs 1F1B, which needs least.
+    each group is left less, and a named order that is shorter, and fits when lowered though by the
+    planner's count it does not, is taken instead. Where nothing fits each replica runs 1F1B, which
+    needs least.
 
     Raises UserError for a plan that says nothing of memory.
     """
@@ -45,17 +51,35 @@ def automatically_ordered(
             "line; nearest valid: zb-h1"
         )
     maker = _Maker(plan, pricing, lengths or [Lengths.of([plan.batch.tokens])])
+    best = _made(plan, kind, work, maker)
+    best_ticks = maker.ticks(work, best) if best is not None else _NEVER
+    for name in ONE_STAGE:
+        known = _named(plan, name, work)
+        ticks = maker.ticks(work, known)
+        if ticks < best_ticks and not oversized(lower(with_orders(plan, kind, work, known))):
+            best, best_ticks = known, ticks
+    return with_orders(plan, kind, work, best or _named(plan, "1f1b", work))
+
+
+def _made(
+    plan: Plan, kind: str, work: Mapping[int, Sequence[MicroBatch]], maker: _Maker
+) -> _Orders | None:
+    """Orders that fit when they are lowered; None where there are none after some tries."""
     reserved: dict[GroupName, int] = defaultdict(int)
     for _ in range(_NUM_RETRIES):
-        schedule = with_orders(plan, kind, work, maker.orders(work, reserved))
-        too_big = oversized(lower(schedule))
+        orders = maker.orders(work, reserved)
+        too_big = oversized(lower(with_orders(plan, kind, work, orders)))
         if not too_big:
-            return schedule
+            return orders
         for excess in too_big:
             reserved[excess.group.name] += excess.needed_bytes - excess.capacity_bytes
-    least = {count: _one_f_one_b(plan.mesh.pp, count) for count in map(len, work.values())}
-    orders = {replica: least[len(items)] for replica, items in work.items()}
-    return with_orders(plan, kind, work, orders)
+    return None
+
+
+def _named(plan: Plan, name: str, work: Mapping[int, Sequence[MicroBatch]]) -> _Orders:
+    """The order of a named schedule in all replicas; those with as much work share it."""
+    known = {count: _order_of(name, plan.mesh.pp, count) for count in map(len, work.values())}
+    return {replica: known[len(items)] for replica, items in work.items()}
 
 
 class _Maker:
@@ -83,17 +107,40 @@ class _Maker:
             orders[replica] = known[key]
         return orders
 
+    def ticks(self, work: Mapping[int, Sequence[MicroBatch]], orders: _Orders) -> int:
+        """Until the last replica has computed its `work` in its order."""
+        rows = pipeline_rows(self._plan, self._pricing, self._lengths, {})
+        known: dict[object, int] = {}
+        for replica, items in work.items():
+            each = tuple(map(self._length_of, items))
+            key = rows[replica], each if self._differ else len(items), id(orders[replica])
+            if key not in known:
+                known[key] = self._ticks(replica, rows[replica], each, orders[replica])
+        return max(known.values(), default=0)
+
+    def _ticks(
+        self, replica: int, row: Replica, lengths: Sequence[Lengths], order: PipelineOrder
+    ) -> int:
+        works = tuple(
+            tuple((each.op, -1, each.microbatch) for each in order[stage])
+            for stage in range(len(row.chunks))
+        )
+        planned = Planned(0, {0: works}, {}, complete=True)
+        costs = self._costs(replica, lengths) if self._differ else None
+        found = replay(_alone(row, len(lengths)), planned, costs)
+        assert found is not None, "orders of a schedule go on at any costs"
+        return found
+
     def _length_of(self, item: MicroBatch) -> Lengths:
         index = item.home * self._plan.batch.microbatches + item.number
         return self._lengths[index % len(self._lengths)]
 
     def _order(self, replica: int, row: Replica, lengths: Sequence[Lengths]) -> PipelineOrder:
         """The order for one replica; 1F1B's where nothing fits."""
-        num_stages = len(row.chunks)
-        problem = Problem((row,), len(lengths), (0,) * (num_stages - 1), split=True)
-        planned = automatic(problem, self._costs(replica, lengths) if self._differ else None)
+        costs = self._costs(replica, lengths) if self._differ else None
+        planned = automatic(_alone(row, len(lengths)), costs)
         if not planned.complete:
-            return _one_f_one_b(num_stages, len(lengths))
+            return _order_of("1f1b", len(row.chunks), len(lengths))
         return {
             stage: tuple(Work(op, stage, number) for op, _, number in order)
             for stage, order in enumerate(planned.orders[0])
@@ -108,5 +155,10 @@ class _Maker:
         return lambda _, stage, item: table[stage][item[1]]
 
 
-def _one_f_one_b(num_stages: int, num_microbatches: int) -> PipelineOrder:
-    return dict(enumerate(schedule_order("1f1b", num_stages, num_microbatches)))
+def _alone(row: Replica, num_microbatches: int) -> Problem:
+    """The problem of one replica."""
+    return Problem((row,), num_microbatches, (0,) * (len(row.chunks) - 1), split=True)
+
+
+def _order_of(name: str, num_stages: int, num_microbatches: int) -> PipelineOrder:
+    return dict(enumerate(schedule_order(name, num_stages, num_microbatches)))

@@ -23,7 +23,7 @@ from resihp.compiler.links import reduce_seconds
 from resihp.compiler.lower import lower
 from resihp.compiler.partition import StageTime, partition, ranges_of
 from resihp.compiler.pricing import Pricing
-from resihp.compiler.schedules import Placed, placed
+from resihp.compiler.schedules import AUTOMATIC, ONE_STAGE, Placed, placed
 from resihp.compiler.simulate import Simulation, simulate
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, LayerRange, Mesh, ModelShape, Op, Plan, Precision
@@ -79,7 +79,10 @@ def healthy_plan(recipe: Recipe, pricing: Pricing) -> Plan:
     single = _Maker(recipe, Mesh(tp=recipe.mesh.tp, pp=recipe.mesh.pp, dp=1), pricing, stages)
     whole = single if recipe.mesh.dp == 1 else _Maker(recipe, recipe.mesh, pricing, stages)
     if recipe.layers == "auto":
-        return _fastest(single, whole)
+        splits = _splits(single, whole)
+        if recipe.schedule in AUTOMATIC:
+            splits += _best_named_split(single, whole)
+        return _fastest(whole, splits)
     return whole.make(tuple(_layers(single, recipe.layers)))
 
 
@@ -98,11 +101,32 @@ def draft_plan(recipe: Recipe, pricing: Pricing) -> Simulation:
     return maker.simulated(maker.order(tuple(layers)))
 
 
-def _fastest(single: _Maker, whole: _Maker) -> Plan:
-    """Of some splits that fit, the one whose plan takes the least time."""
+def _splits(single: _Maker, whole: _Maker) -> list[list[LayerRange]]:
+    """Some splits that fit."""
     splits = [_balanced(single, single.compute_s), _balanced(single, whole.total_s)]
     with suppress(NoFeasiblePlan):
         splits.append(_layers(single, "even"))
+    return splits
+
+
+def _best_named_split(single: _Maker, whole: _Maker) -> list[list[LayerRange]]:
+    """That of the fastest named schedule with one stage per position, if any fits.
+
+    An automatic order finds a way within the memory of any split, but where memory is short it is
+    faster on a split that leaves the first positions more.
+    """
+    found: list[tuple[float, tuple[LayerRange, ...]]] = []
+    for kind in ONE_STAGE:
+        one, all_of_them = single.of(kind), whole.of(kind)
+        with suppress(NoFeasiblePlan):
+            plan = _fastest(all_of_them, _splits(one, all_of_them))
+            layers = tuple(group.sole_layers for group in plan.groups if group.replica == 0)
+            found.append((all_of_them.simulated(plan).iteration_s, layers))
+    return [list(min(found)[1])] if found else []
+
+
+def _fastest(whole: _Maker, splits: Sequence[Sequence[LayerRange]]) -> Plan:
+    """Of some splits the one whose plan takes the least time."""
     plans = [whole.make(layers) for layers in dict.fromkeys(map(tuple, splits))]
     if len(plans) == 1:
         return plans[0]
@@ -146,6 +170,11 @@ class _Maker:
         head_s = sum(cost.seconds(lengths) for cost in head)
         self.compute_s = _Load(f + b + w, 0.0, head_s)
         self.total_s = self.compute_s.and_once(_reduce_s(pricing, mesh), recipe.batch.microbatches)
+
+    def of(self, kind: str) -> _Maker:
+        """The same for another schedule with one stage per position."""
+        recipe = msgspec.structs.replace(self.recipe, schedule=kind)
+        return _Maker(recipe, self.header.mesh, self.pricing, self.stages)
 
     def order(self, layers: tuple[LayerRange, ...]) -> Plan:
         """The schedule with these layers of each stage."""

@@ -18,6 +18,7 @@ from resihp.ir.model import Op
 
 __all__ = [
     "AUTOMATIC",
+    "ONE_STAGE",
     "SCHEDULES",
     "Placed",
     "Work",
@@ -42,6 +43,10 @@ SCHEDULES = tuple(_NUM_CHUNKS)
 """Names of all schedules."""
 AUTOMATIC = ("zb-auto",)
 """Those whose order depends on costs and memory; `resihp.compiler.ordered` makes it."""
+ONE_STAGE = tuple(
+    kind for kind, count in _NUM_CHUNKS.items() if count == 1 and kind not in AUTOMATIC
+)
+"""Those with one stage per position whose order is always the same."""
 
 Placed = Sequence[Sequence[int]]
 """The stages of each position, ascending."""

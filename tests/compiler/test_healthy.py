@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from resihp.compiler.healthy import Recipe, degrees_of, healthy_plan
 from resihp.compiler.models import MODELS, Model
 from resihp.compiler.prediction import predict
 from resihp.compiler.pricing import Pricing
-from resihp.compiler.schedules import SCHEDULES
+from resihp.compiler.schedules import ONE_STAGE, SCHEDULES
 from resihp.compiler.simulate import simulate
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Mesh, ModelShape
@@ -108,6 +109,21 @@ def test_the_split_is_the_one_that_simulates_fastest(microbatches, dp):
         for layers in ("auto", "balanced", "even")
     )
     assert auto.iteration_s <= min(other.iteration_s for other in others)
+
+
+@pytest.mark.parametrize("tokens", [4096, 8192])
+def test_an_automatic_order_is_never_slower_than_a_named_one_where_memory_is_short(tokens):
+    """A split that every named schedule has no room for leaves an automatic one little as well."""
+    model = MODELS["qwen2.5-72b"]
+    batch = Batch(microbatches=12, tokens=tokens)
+    asked = recipe(8, 8, 4, batch=batch, precision="bf16", memory_bytes=A100.device.memory_bytes)
+    pricing, seconds = pricing_of(model), dict[str, float]()
+    for schedule in (*ONE_STAGE, "zb-auto"):
+        with suppress(NoFeasiblePlan):
+            plan = healthy_plan(replace(asked, schedule=schedule), pricing)
+            seconds[schedule] = simulate(plan, pricing).iteration_s
+    assert len(seconds) > 1
+    assert seconds["zb-auto"] <= min(seconds.values()) * 1.001
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

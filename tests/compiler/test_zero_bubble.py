@@ -264,13 +264,23 @@ def test_less_memory_gives_an_order_that_needs_less():
         automatic_plan(1 << 20)
 
 
-def automatic_plan(memory_bytes: int) -> Plan:
+@pytest.mark.parametrize("kind", ["1f1b", "zb-h1", "zb-h2"])
+def test_with_no_byte_more_than_a_named_order_needs_it_is_no_slower(kind):
+    """Though the planner leaves more room for buffers than that order has."""
+    known = automatic_plan(1 << 40, kind)
+    made = automatic_plan(peak_of(known))
+    assert findings(made) == []
+    pricing = pricing_of(made)
+    assert simulate(made, pricing).iteration_s <= simulate(known, pricing).iteration_s * 1.001
+
+
+def automatic_plan(memory_bytes: int, schedule: str = "zb-auto") -> Plan:
     plan = plan_of(tp=1, pp=4, dp=1, microbatches=12, schedule="1f1b")
     return initial_plan(
         plan.model,
         Mesh(tp=1, pp=4, dp=1),
         Batch(microbatches=12, tokens=256),
-        schedule="zb-auto",
+        schedule=schedule,
         memory_bytes=memory_bytes,
         pricing=pricing_of(plan),
     )

@@ -4,8 +4,8 @@ The published one (Qi et al. 2024, arXiv 2401.10241) fills a pipeline greedily u
 combinations of flags, with one cost of F, B and W for all stages. Here each stage has its own
 costs, hops and memory. Orders of the named schedules and plays of the greedy player under several
 bounds and styles are candidates, those that fit are timed, and small changes to the shortest are
-kept as long as they do not make it longer. So the result is never longer than 1F1B, ZB-H1 or
-ZB-H2 where these fit.
+kept as long as they do not make it longer. So the result is never longer than a named schedule
+with one stage per position where that fits.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from resihp.compiler.planner.planned import GREEDY, Planned, Style
 from resihp.compiler.planner.problem import Chunks, Problem
 from resihp.compiler.planner.replay import ItemCosts, fits, planned_of, replay
 from resihp.compiler.planner.warmup import delay_bounds
-from resihp.compiler.schedules import schedule_order
+from resihp.compiler.schedules import ONE_STAGE, schedule_order
 from resihp.ir.model import Op
 
 __all__ = ["DEFAULT_BUDGET", "automatic"]
 
 DEFAULT_BUDGET = 100_000
 """Chunks of work that are played to improve the best candidate."""
-_NAMED = ("1f1b", "zb-h1", "zb-h2")
 _STYLES = (GREEDY, Style(overrun=0.0), Style(overrun=0.5))
 _MAX_TRIES = 1000
 _NUM_GRADES = 4
@@ -73,7 +72,7 @@ def _rank(planned: Planned) -> tuple[bool, int]:
 def _candidates(problem: Problem) -> Iterator[Planned]:
     """Orders that are made for the true costs, and some for equal ones; their times are not all
     those of `problem`."""
-    for kind in _NAMED:
+    for kind in ONE_STAGE:
         known = planned_of(
             problem, schedule_order(kind, problem.num_stages, problem.num_microbatches)
         )
