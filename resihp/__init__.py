@@ -4,8 +4,9 @@ The public names load their modules when first used, so `import resihp` costs no
 
     parsed = resihp.parse(text)
     findings = resihp.verify(parsed)
-    smaller = resihp.adapt(parsed.plan, lost=[5], step=30)
-    print(resihp.print_plan(smaller))
+    decision = resihp.adapt(parsed.plan, lost=[5], speed={12: 0.5})
+    print(decision.summary())
+    print(resihp.print_plan(decision.plan))
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resihp.compiler import adapt, facts_of, initial_plan, lower, schedule_order
+    from resihp.compiler import facts_of, initial_plan, lower, schedule_order
+    from resihp.compiler.adapt import adapt
     from resihp.config import load as load_config
     from resihp.errors import ResihpError
     from resihp.ir.expand import expand
@@ -40,7 +42,7 @@ __all__ = [
 
 _HOME = {
     "ResihpError": ("resihp.errors", "ResihpError"),
-    "adapt": ("resihp.compiler", "adapt"),
+    "adapt": ("resihp.compiler.adapt", "adapt"),
     "expand": ("resihp.ir.expand", "expand"),
     "facts_of": ("resihp.compiler", "facts_of"),
     "initial_plan": ("resihp.compiler", "initial_plan"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from resihp.compiler.incidents import Incidents
     from resihp.compiler.models import Model
     from resihp.compiler.pricing import Pricing
-    from resihp.ir.model import Mesh, Plan
+    from resihp.ir.model import Plan
 
 __all__ = [
     "MAX_LENGTHS_BYTES",
@@ -29,22 +29,17 @@ __all__ = [
     "add_lengths",
     "add_model",
     "cluster_of",
-    "default_cluster",
     "health_of",
     "incidents_of",
     "lengths_of",
     "model_of",
-    "model_of_plan",
     "positive",
     "precision_of",
     "pricing_of",
     "size_of",
-    "smallest_cluster",
 ]
 
 MAX_LENGTHS_BYTES = 1 << 27
-_STATE_BYTES_PER_PARAMETER = 16
-"""fp32 parameters, gradients and two moments: what a device must hold at the very least."""
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -127,14 +122,6 @@ def model_of(name: str) -> Model:
     )
 
 
-def model_of_plan(plan: Plan) -> Model:
-    """The model of a plan's header; a known one by its name and shape."""
-    from resihp.compiler.models import MODELS, Model
-
-    known = MODELS.get(plan.model.name)
-    return known if known is not None and known.shape == plan.model else Model(shape=plan.model)
-
-
 def cluster_of(name: str, num_ranks: int) -> Cluster:
     """A preset or a TOML description. Raises UserError if it has not `num_ranks` devices."""
     from resihp.compiler.cluster import Cluster, find_cluster
@@ -152,32 +139,6 @@ def cluster_of(name: str, num_ranks: int) -> Cluster:
             f"{num_ranks} ranks; nearest valid: {-(-num_ranks // per_node)} nodes"
         )
     return cluster
-
-
-def default_cluster(plan: Plan) -> Cluster:
-    """The smallest preset that can hold the job of `plan`.
-
-    A device needs the memory that the plan states, or else room for its share of the parameters,
-    gradients and moments. Raises UserError where no preset is large enough.
-    """
-    return smallest_cluster(model_of_plan(plan), plan.mesh, plan.memory_bytes)
-
-
-def smallest_cluster(model: Model, mesh: Mesh, memory_bytes: int | None) -> Cluster:
-    """As `default_cluster`, for a job that has no plan yet."""
-    from resihp.compiler.cluster import CLUSTERS
-
-    share = _STATE_BYTES_PER_PARAMETER * model.num_parameters
-    needed_bytes = memory_bytes or share // max(mesh.tp * mesh.pp, 1)
-    by_size = sorted(CLUSTERS.values(), key=lambda cluster: cluster.num_devices)
-    for cluster in by_size:
-        if cluster.num_devices >= mesh.world and cluster.device.memory_bytes >= needed_bytes:
-            return cluster
-    raise UserError(
-        f"no preset has {mesh.world} devices of {needed_bytes / (1 << 30):.0f} GiB "
-        f"({', '.join(f'{c.cluster.name}: {c.num_devices}' for c in by_size)}): describe the "
-        f"cluster in TOML and name it with --cluster"
-    )
 
 
 def incidents_of(args: argparse.Namespace) -> Incidents:
@@ -237,16 +198,12 @@ def pricing_of(plan: Plan, args: argparse.Namespace) -> Pricing:
     `args` has what `add_cluster` and, if at all, `add_health` declare. Raises UserError.
     """
     from resihp.compiler.cluster import Health
-    from resihp.compiler.costs import CostModel
-    from resihp.compiler.pricing import Pricing
+    from resihp.compiler.defaults import default_cluster, pricing_of_plan
 
     ranks = plan.mesh.world
     cluster = default_cluster(plan) if args.cluster is None else cluster_of(args.cluster, ranks)
     health = health_of(args, cluster, ranks) if hasattr(args, "fail") else Health()
-    costs = CostModel.of_description(
-        model_of_plan(plan), cluster, precision=precision_of(args, plan), max_tp=plan.mesh.tp
-    )
-    return Pricing(plan.model, costs, cluster, health)
+    return pricing_of_plan(plan, health, cluster, precision_of(args, plan))
 
 
 def positive(option: str, value: int) -> int:

@@ -80,6 +80,7 @@ def _asked(model: Model, args: argparse.Namespace) -> tuple[Recipe, Pricing]:
     """What the command line asks for, and the prices of the cluster."""
     from resihp.compiler.cluster import Health
     from resihp.compiler.costs import CostModel
+    from resihp.compiler.defaults import smallest_cluster
     from resihp.compiler.healthy import Recipe, check_degrees
     from resihp.compiler.pricing import Pricing
     from resihp.ir.model import Batch, Mesh
@@ -87,7 +88,7 @@ def _asked(model: Model, args: argparse.Namespace) -> tuple[Recipe, Pricing]:
     mesh = Mesh(tp=args.tp, pp=args.pp, dp=args.dp)
     memory = None if args.memory is None else described.size_of("--memory", args.memory)
     if args.cluster is None:
-        cluster = described.smallest_cluster(model, mesh, memory)
+        cluster = smallest_cluster(model, mesh, memory)
     else:
         cluster = described.cluster_of(args.cluster, 1)
     check_degrees(model.shape, mesh, cluster)

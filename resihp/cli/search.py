@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cluster(model: Model, args: argparse.Namespace) -> Cluster:
+    from resihp.compiler.defaults import smallest_cluster
     from resihp.ir.model import Mesh
 
     if args.gpus is not None:
@@ -89,7 +90,7 @@ def _cluster(model: Model, args: argparse.Namespace) -> Cluster:
     if args.gpus is None:
         raise UserError("name a --cluster, or say with --gpus how many devices there are")
     memory = None if args.memory is None else described.size_of("--memory", args.memory)
-    return described.smallest_cluster(model, Mesh(tp=args.gpus, pp=1, dp=1), memory)
+    return smallest_cluster(model, Mesh(tp=args.gpus, pp=1, dp=1), memory)
 
 
 def _job(cluster: Cluster, args: argparse.Namespace) -> Job:

@@ -1,11 +1,11 @@
-"""From descriptions to plans: schedules, lowering, the healthy plan, sizes, adaptation.
+"""From descriptions to plans: schedules, lowering, the healthy plan, sizes, prices, adaptation.
 
-Everything here is pure: plans in, plans out, no torch, no clock, no files.
+Everything here is pure: plans in, plans out, no torch, no clock, no files. The planner is large and
+loads with `resihp.compiler.adapt` only.
 """
 
 from __future__ import annotations
 
-from resihp.compiler.adapt import adapt
 from resihp.compiler.facts import facts_of
 from resihp.compiler.layout import initial_plan, split_layers
 from resihp.compiler.lower import lower
@@ -15,7 +15,6 @@ from resihp.compiler.work import home_work, ordered, spread_work
 __all__ = [
     "SCHEDULES",
     "Work",
-    "adapt",
     "facts_of",
     "home_work",
     "initial_plan",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from resihp.compiler import Work, facts_of, initial_plan
+from resihp.compiler.cluster import CLUSTERS, Link
 from resihp.ir.diagnostics import Diagnostic
 from resihp.ir.model import Batch, GroupName, Mesh, ModelShape, Op, Plan
 from resihp.ir.parser import parse
@@ -16,6 +19,9 @@ from resihp.ir.verify import verify
 
 ONE_STAGE_SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 """Schedules with one stage per position."""
+_FREE = Link(gb_per_s=1e9, latency_us=1e-6)
+FREE_LINKS = msgspec.structs.replace(CLUSTERS["cpu-box"], intra_node=_FREE, inter_node=_FREE)
+"""For tiny models: their exchange in a TP group takes longer than what it saves elsewhere."""
 UNIT_COST = {Op.F: 1, Op.B: 1, Op.W: 1, Op.BW: 2}
 
 

@@ -169,7 +169,7 @@ def test_memory_that_is_nearly_full_is_kept_to(share):
 
 def test_too_little_memory_for_moved_work_leaves_no_plan():
     """It needs sums of gradients of its own, each a copy of the parameters."""
-    with pytest.raises(NoFeasiblePlan, match="fits into the memory"):
+    with pytest.raises(NoFeasiblePlan, match="fits into memory: dp"):
         adapt(nearly_full(1.0))
 
 

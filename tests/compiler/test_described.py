@@ -10,6 +10,7 @@ import pytest
 from resihp.cli import described
 from resihp.compiler.cluster import CLUSTERS, SlowLink
 from resihp.compiler.costs import Lengths
+from resihp.compiler.defaults import default_cluster, model_of_plan
 from resihp.compiler.models import MODELS
 from resihp.errors import UserError
 from resihp.ir.model import Batch, Mesh, ModelShape, Plan
@@ -169,13 +170,13 @@ def test_lengths_that_do_not_fit_the_plan_are_refused_with_their_line(tmp_path, 
 )
 def test_the_default_cluster_is_the_smallest_preset_that_can_hold_the_job(plan, name):
     """Devices, and memory for what the plan says or the parameters need."""
-    assert described.default_cluster(plan).cluster.name == name
+    assert default_cluster(plan).cluster.name == name
 
 
 def test_a_job_that_no_preset_can_hold_asks_for_a_description():
     """It says what the presets have."""
     with pytest.raises(UserError, match=r"no preset has 32768 devices.*--cluster"):
-        described.default_cluster(plan_of(tp=8, pp=16, dp=256))
+        default_cluster(plan_of(tp=8, pp=16, dp=256))
 
 
 def test_a_cluster_with_too_few_devices_is_answered_with_enough():
@@ -187,8 +188,8 @@ def test_a_cluster_with_too_few_devices_is_answered_with_enough():
 def test_a_known_model_is_recognised_in_the_header_of_a_plan():
     """By name and shape, so that its biases count."""
     qwen = MODELS["qwen2.5-7b"]
-    assert described.model_of_plan(plan_of(qwen.shape)) == qwen
-    assert described.model_of_plan(plan_of(TINY)).shape == TINY
+    assert model_of_plan(plan_of(qwen.shape)) == qwen
+    assert model_of_plan(plan_of(TINY)).shape == TINY
 
 
 def test_a_config_file_is_called_like_its_directory(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from layout_cases import layout
 from plan_cases import plan_of
 
-from resihp.compiler import adapt
+from resihp.compiler.adapt import adapt
+from resihp.compiler.adaptation import WHOLE_MICROBATCHES
 from resihp.compiler.cluster import CLUSTERS, Cluster, ClusterSize, Health, Link, SlowLink
 from resihp.compiler.costs import CostModel
 from resihp.compiler.facts import move_bytes
@@ -44,7 +45,7 @@ def grown(mesh: Mesh, num_before: int, node_of=None) -> tuple[Plan, Plan]:
 def test_the_bytes_are_those_of_the_executors_moves():
     """By pair of ranks and, where they leave a node, by pair of nodes."""
     healthy = plan_of(tp=2, pp=2, dp=2)
-    plan = adapt(healthy, [5], step=1)
+    plan = adapt(healthy, lost=[5], step=1, profile=WHOLE_MICROBATCHES).plan
     traffic = state_traffic(healthy, plan, pricing_of(plan))
     moves = transfers(healthy, plan)
     assert traffic.num_bytes == sum(move_bytes(plan.model, move) for move in moves)
@@ -56,7 +57,7 @@ def test_the_bytes_are_those_of_the_executors_moves():
 def test_the_network_bounds_what_leaves_a_node():
     """All state over one adapter of 1 GB/s, and a message's latency each."""
     healthy = plan_of(tp=2, pp=2, dp=2)
-    plan = adapt(healthy, [5], step=1)
+    plan = adapt(healthy, lost=[5], step=1, profile=WHOLE_MICROBATCHES).plan
     traffic = state_traffic(healthy, plan, pricing_of(plan))
     num_messages = len(transfers(healthy, plan))
     assert traffic.seconds == pytest.approx(traffic.num_bytes / 1e9 + num_messages * 1e-6)
@@ -66,7 +67,7 @@ def test_the_network_bounds_what_leaves_a_node():
 def test_a_slow_link_is_as_slow_as_it_is():
     """Three times the time of the healthy one, and its delay."""
     healthy = plan_of(tp=2, pp=2, dp=2)
-    plan = adapt(healthy, [5], step=1)
+    plan = adapt(healthy, lost=[5], step=1, profile=WHOLE_MICROBATCHES).plan
     slow = SlowLink(nodes=(2, 0), factor=3.0, delay_s=0.5)
     seconds = transfer_seconds(healthy, plan, pricing_of(plan, links=(slow,)))
     num_bytes = state_traffic(healthy, plan, pricing_of(plan)).num_bytes

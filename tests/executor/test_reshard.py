@@ -15,7 +15,8 @@ from cases import assert_same_bits
 from layouts import SMALL, job_of, logical_tensors, plan_of, shards_of
 from torch import Tensor
 
-from resihp.compiler import adapt, initial_plan
+from resihp.compiler import initial_plan
+from resihp.compiler.adapt import adapt
 from resihp.errors import CommError, NoFeasiblePlan, PeerLost
 from resihp.executor.adamw import AdamW
 from resihp.executor.reshard import Resharding, state_targets
@@ -129,7 +130,7 @@ def losses(mesh: Mesh, chosen: random.Random) -> list[Plan]:
         alive = sorted(set(range(mesh.world)) - set(plans[-1].lost))
         lost = chosen.sample(alive, min(len(alive), chosen.choice([1, 1, 2, 3])))
         try:
-            plans.append(adapt(plans[-1], lost, 5))
+            plans.append(adapt(plans[-1], lost=lost, step=5).plan)
         except NoFeasiblePlan:
             break
     return plans

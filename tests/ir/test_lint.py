@@ -15,7 +15,9 @@ from random_plans import random_plan
 from report_plans import plan_text
 
 from resihp.cli import main
-from resihp.compiler import adapt, initial_plan
+from resihp.compiler import initial_plan
+from resihp.compiler.adapt import adapt
+from resihp.compiler.cluster import CLUSTERS, Link
 from resihp.errors import NoFeasiblePlan
 from resihp.ir.codes import CODES
 from resihp.ir.diagnostics import Severity
@@ -38,6 +40,11 @@ def warnings(plan: Plan | str):
     parsed = parse(plan if isinstance(plan, str) else print_plan(plan))
     assert verify(parsed) == []
     return lint(parsed)
+
+
+_FREE = Link(gb_per_s=1e9, latency_us=1e-6)
+FREE_LINKS = msgspec.structs.replace(CLUSTERS["cpu-box"], intra_node=_FREE, inter_node=_FREE)
+"""Lint knows no prices, so the compiler is to see none of transfers either."""
 
 
 def codes(plan: Plan | str) -> list[str]:
@@ -444,13 +451,18 @@ def test_adapted_plans_of_the_compiler_are_only_out_of_balance():
         plan = initial_plan(MODEL, mesh, Batch(microbatches=4, tokens=16))
         for lost in ([0], [mesh.world - 1], [0, mesh.world // 2], [0, 1, 2]):
             try:
-                adapted = adapt(plan, [rank for rank in lost if rank < mesh.world], step=3)
+                adapted = adapt(
+                    plan,
+                    lost=[rank for rank in lost if rank < mesh.world],
+                    step=3,
+                    cluster=FREE_LINKS,
+                ).plan
             except NoFeasiblePlan:
                 continue
             num_adapted += 1
             found.update(codes(adapted))
     assert num_adapted > 20
-    assert found == {"RHP902"}
+    assert found <= {"RHP902", "RHP905"}
 
 
 # --- the command line

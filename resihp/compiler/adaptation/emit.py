@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from resihp.compiler.adaptation.layouts import Layout, on_layout, supplied
+from resihp.compiler.adaptation.problems import PLANNED_ORDER
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.facts import facts_of
 from resihp.compiler.lower import lower
@@ -33,11 +34,14 @@ class Checked(NamedTuple):
     text: str
 
 
-def lowered(situation: Situation, layout: Layout, streams: Sequence[Stream]) -> Plan:
-    """The plan that runs `streams` of a schedule on `layout`."""
+def lowered(
+    situation: Situation, layout: Layout, streams: Sequence[Stream], *, order: str = PLANNED_ORDER
+) -> Plan:
+    """The plan that runs `streams` of a schedule on `layout`; `order` says who made them."""
     schedule = msgspec.structs.replace(
         on_layout(situation, supplied(situation, layout)),
         streams=(*streams, *_idle(layout, streams)),
+        schedule=order,
         level=Level.SCHEDULE,
     )
     return lower(schedule, scatter=situation.pricing.scatter(schedule.batch.tokens))

@@ -57,6 +57,8 @@ class Entry:
         self.planned: Planned | None = None
         self.iteration_s: float | None = None
         self.why = ""
+        self.does_not_fit = False
+        """Whether its plan was made and lacks memory, however little was left to the planner."""
 
     @classmethod
     def of(cls, situation: Situation, candidate: Candidate) -> list[Entry]:
@@ -73,6 +75,11 @@ class Entry:
             free.splits = fixed.splits = each.split and not as_before.split
             found += [free, fixed] if len(each.replicas) > 1 else [fixed]
         return found
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it was tried and there is no plan for it."""
+        return self.does_not_fit or (self.planned is not None and not self.planned.complete)
 
     def offer(self, planned: Planned) -> None:
         """Take `planned` where it is better than what is known."""

@@ -50,6 +50,7 @@ def best_outcome(
             continue
         simulation = _fitting(situation, entry)
         if simulation is None:
+            entry.does_not_fit = True
             entry.why = "needs more memory than a device has"
             continue
         entry.iteration_s = simulation.iteration_s

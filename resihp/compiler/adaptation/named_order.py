@@ -37,8 +37,10 @@ def named_outcomes(
         plan = on_layout(situation, candidate.layout)
         kept = sorted({group.replica for group in candidate.layout.groups})
         work = spread_work(kept, plan.mesh.dp, plan.batch.microbatches)
-        streams = ordered(plan, schedule_of(plan), work).streams
-        simulation = simulate(lowered(situation, candidate.layout, streams), situation.pricing)
+        order = schedule_of(plan)
+        streams = ordered(plan, order, work).streams
+        made = lowered(situation, candidate.layout, streams, order=order)
+        simulation = simulate(made, situation.pricing)
         iteration_s = None
         why = "needs more memory than a device has"
         if not lacking_bytes(simulation):

@@ -21,6 +21,7 @@ from resihp.compiler.adaptation.lowering import Outcome, best_outcome, simulated
 from resihp.compiler.adaptation.named_order import named_outcomes
 from resihp.compiler.adaptation.planning import plan_once, plan_well
 from resihp.compiler.adaptation.problems import TICK_S
+from resihp.compiler.adaptation.shortage import memory_shortage
 from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.problem import Problem
@@ -41,6 +42,7 @@ _CHEAP_CHUNKS = 3_000
 """Chunks of work of a play that takes no time worth mentioning."""
 _LEAST_GAIN = 0.005
 """Share of an iteration that makes further plays of a large job worth while."""
+_CANNOT_WIN = "at least as long as the best that was planned"
 _NUM_REFINED = 2
 """Candidates that get more than one play."""
 
@@ -64,6 +66,8 @@ def adapt(
     best, considered, num_played = _found(situation, no_change_s, budget)
     if unchanged is None and best is None and situation.previous.memory_bytes is not None:
         best, considered, num_played = _found(situation.without_reserve(), no_change_s, budget)
+    if unchanged is None and best is None:
+        best, considered = _by_name(situation, considered)
     if unchanged is not None and best is not None:
         saved = 1 - best.iteration_s / unchanged.iteration_s
         if saved <= 0 or saved < least_gain:
@@ -84,12 +88,46 @@ def _found(situation: Situation, no_change_s: float | None, budget: int) -> _Fou
     if not situation.has_one_stage_each:
         return _Found(*named_outcomes(situation, found), len(found))
     entries = [entry for each in found for entry in Entry.of(situation, each)]
-    num_played = _plan(situation, entries, budget)
+    best, num_played = _best(situation, entries, no_change_s, budget)
     ranked = sorted(entries, key=_rank)
-    best = best_outcome(situation, [e for e in ranked if e.makespan_s], no_change_s)
     told = {entry.name: entry for entry in reversed(ranked)}
     considered = [each.considered(situation) for each in ranked if told[each.name] is each]
     return _Found(best, considered, num_played)
+
+
+def _by_name(
+    situation: Situation, considered: Sequence[Considered]
+) -> tuple[Outcome | None, list[Considered]]:
+    """The last resort where memory is nearly full: whole replicas in the order of a schedule.
+
+    Each runs its own micro-batches first and then runs of others, so fewer sums of gradients wait
+    for each other than where moved ones lie between its own.
+    """
+    whole = situation.with_profile(WHOLE_MICROBATCHES)
+    try:
+        best, also = named_outcomes(whole, candidates(whole))
+    except NoFeasiblePlan:
+        return None, list(considered)  # no replica can be whole
+    return best, [*also, *considered]
+
+
+def _best(
+    situation: Situation, entries: Sequence[Entry], no_change_s: float | None, budget: int
+) -> tuple[Outcome | None, int]:
+    """The best plan, and how many were played.
+
+    Where what promised most turns out not to fit, what it was preferred to is played after all.
+    """
+    num_played = 0
+    left = list(entries)
+    while left:
+        num_played += _plan(situation, left, budget)
+        ranked = sorted((entry for entry in left if entry.makespan_s), key=_rank)
+        best = best_outcome(situation, ranked, no_change_s)
+        if best is not None or no_change_s is not None:
+            return best, num_played
+        left = [entry for entry in left if not entry.is_hopeless]
+    return None, num_played
 
 
 class _Unchanged(NamedTuple):
@@ -119,15 +157,14 @@ def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
     best_s = float("inf")
     for entry in sorted(entries, key=_promise):
         if entry.bound_s >= best_s * (1 - _slack(entry.problem)):
-            entry.why = "cannot be faster"
+            entry.why = _CANNOT_WIN
             continue
         key = entry.problem, entry.moves
         if key not in played:
             limit = None if best_s == float("inf") else int((best_s - entry.ends.least_s) / TICK_S)
             played[key] = plan_once(entry.problem, situation.profile, move=entry.moves, limit=limit)
         entry.planned = played[key]
-        if entry.planned is None:
-            entry.why = "cannot be faster"
+        entry.why = _CANNOT_WIN if entry.planned is None else ""
         best_s = min(best_s, entry.makespan_s or float("inf"))
     num_played = len(played)
     for entry in _worth_refining(entries):
@@ -175,7 +212,7 @@ def _decided(
     if unchanged is not None and best is None:
         best = Outcome(UNCHANGED, check(situation, unchanged.plan), unchanged.iteration_s)
     if best is None:
-        raise NoFeasiblePlan("no plan for what is left fits into the memory of the devices")
+        raise NoFeasiblePlan(memory_shortage(situation))
     told = [msgspec.structs.replace(each, why=each.why or _why(each, best)) for each in considered]
     if unchanged is not None:
         row = Considered(

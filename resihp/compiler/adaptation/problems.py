@@ -13,6 +13,7 @@ from resihp.compiler.planner.problem import TICK_S, Capacity, Chunks, Problem, R
 from resihp.ir.model import Group, LayerRange, Op, Plan
 
 __all__ = [
+    "PLANNED_ORDER",
     "TICK_S",
     "capacity_of",
     "in_flight_of",
@@ -20,6 +21,10 @@ __all__ = [
     "problem_of",
     "splits_backward",
 ]
+
+
+PLANNED_ORDER = "resihp"
+"""What the `order` line of a plan says whose streams the planner made."""
 
 
 def problem_of(situation: Situation, layout: Layout) -> Problem:
@@ -53,9 +58,12 @@ def splits_backward(plan: Plan) -> bool:
 
 
 def in_flight_of(schedule: str | None, num_stages: int) -> tuple[int, ...] | None:
-    """Most micro-batches between F and B at each stage under a named schedule; None: no bound."""
+    """Most micro-batches between F and B at each stage under a named schedule; None: no bound.
+
+    What the planner made has no bound of its own; that of 1F1B is where its search begins.
+    """
     match schedule:
-        case "1f1b":
+        case "1f1b" | "resihp":
             return tuple(range(num_stages, 0, -1))
         case "zb-h1":
             return (num_stages,) * num_stages
