@@ -352,7 +352,7 @@ def test_a_plan_is_found_exactly_where_each_chunk_has_a_live_holder(tp, pp, dp):
             assert lacking(healthy, plan) == set()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([(2, 2, 2), (4, 1, 3), (4, 2, 2), (2, 2, 4), (8, 1, 2), (1, 4, 3)]),
     st.sampled_from(SCHEDULES),

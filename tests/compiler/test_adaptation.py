@@ -197,12 +197,15 @@ def test_state_that_died_with_its_last_holder_leaves_no_plan():
 
 
 def test_a_decision_is_told_in_a_few_lines_and_as_a_record():
-    """One line says what was chosen and what it saves; each candidate has one."""
+    """What was chosen and what it saves, a line for each that was planned, one for all others."""
     decision = adapt(situation_of(plan_of(tp=2, pp=2, dp=2, microbatches=8), speed={0: 0.5}))
     lines = decision.summary().splitlines()
     assert lines[0].startswith(f"{decision.chosen}: ")
     assert "% less than unchanged" in lines[0]
-    assert len([line for line in lines if line.startswith("  - ")]) == len(decision.considered)
+    planned = [each for each in decision.considered if not each.is_pruned]
+    assert 0 < len(planned) < len(decision.considered)
+    assert [line for line in lines if line.startswith("  - ")][:-1] == [e.line for e in planned]
+    assert lines[-1].endswith(" and cannot win")
     record = decision.record()
     assert "plan" not in record
     assert record["chosen"] == decision.chosen

@@ -6,7 +6,10 @@ import msgspec
 
 from resihp.ir.model import Plan
 
-__all__ = ["Considered", "Decision"]
+__all__ = ["CANNOT_WIN", "Considered", "Decision"]
+
+CANNOT_WIN = "takes longer than the best that was planned"
+"""Why a candidate was not planned, or not to its end."""
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +29,18 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     """Chunks (micro-batch, stage) that run away from home."""
     why: str
     """Why it was chosen or not."""
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether there is a bound alone: no plan of it can be shorter than one that is there."""
+        planned = self.makespan_s is not None or self.iteration_s is not None
+        return not planned and self.why == CANNOT_WIN
+
+    @property
+    def line(self) -> str:
+        """For the operator."""
+        time_s = self.iteration_s or self.makespan_s or self.bound_s
+        return f"  - {self.name}{'' if time_s is None else f' {_seconds(time_s)}'}: {self.why}"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +87,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
             f"lost {' '.join(map(str, plan.lost))}" if plan.lost else None,
         ]
         lines = [head, *(f"  {part}" for part in parts if part)]
-        for each in self.considered:
-            time = each.iteration_s or each.makespan_s or each.bound_s
-            shown = "" if time is None else f" {_seconds(time)}"
-            lines.append(f"  - {each.name}{shown}: {each.why}")
+        pruned = [each for each in self.considered if each.is_pruned]
+        lines += [each.line for each in self.considered if not each.is_pruned]
+        if pruned:
+            least_s = min(each.bound_s for each in pruned if each.bound_s is not None)
+            others = "1 other takes" if len(pruned) == 1 else f"{len(pruned)} others take"
+            lines.append(f"  - {others} at least {_seconds(least_s)} and cannot win")
         return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from resihp.compiler.adaptation.candidates import candidates
-from resihp.compiler.adaptation.decision import Considered, Decision
+from resihp.compiler.adaptation.decision import CANNOT_WIN, Considered, Decision
 from resihp.compiler.adaptation.emit import check
 from resihp.compiler.adaptation.entries import Entry
 from resihp.compiler.adaptation.layouts import kept_layout, on_layout
@@ -42,7 +42,6 @@ _CHEAP_CHUNKS = 3_000
 """Chunks of work of a play that takes no time worth mentioning."""
 _LEAST_GAIN = 0.005
 """Share of an iteration that makes further plays of a large job worth while."""
-_CANNOT_WIN = "at least as long as the best that was planned"
 _NUM_REFINED = 2
 """Candidates that get more than one play."""
 
@@ -157,14 +156,14 @@ def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
     best_s = float("inf")
     for entry in sorted(entries, key=_promise):
         if entry.bound_s >= best_s * (1 - _slack(entry.problem)):
-            entry.why = _CANNOT_WIN
+            entry.why = CANNOT_WIN
             continue
         key = entry.problem, entry.moves
         if key not in played:
             limit = None if best_s == float("inf") else int((best_s - entry.ends.least_s) / TICK_S)
             played[key] = plan_once(entry.problem, situation.profile, move=entry.moves, limit=limit)
         entry.planned = played[key]
-        entry.why = _CANNOT_WIN if entry.planned is None else ""
+        entry.why = CANNOT_WIN if entry.planned is None else ""
         best_s = min(best_s, entry.makespan_s or float("inf"))
     num_played = len(played)
     for entry in _worth_refining(entries):
