@@ -10,7 +10,7 @@ from resihp.compiler.planner.problem import Capacity, Chunks, Problem
 from resihp.compiler.schedules import Work
 from resihp.ir.model import Op
 
-__all__ = ["ItemCosts", "Orders", "fits", "planned_of", "replay", "representatives"]
+__all__ = ["ItemCosts", "Orders", "fits", "planned_of", "replay", "representatives", "stage_ends"]
 
 Orders = Mapping[int, Sequence[Sequence[tuple[Op, int, int]]]]
 """Per replica and stage, as in `Planned.orders`."""
@@ -27,6 +27,14 @@ def replay(problem: Problem, planned: Planned, costs: ItemCosts | None = None) -
     `problem` has the true costs. None where workers wait for each other; orders that came of one
     play never do.
     """
+    ends = stage_ends(problem, planned, costs)
+    return None if ends is None else max(ends, default=0)
+
+
+def stage_ends(
+    problem: Problem, planned: Planned, costs: ItemCosts | None = None
+) -> tuple[int, ...] | None:
+    """The same for the last worker of each stage."""
     return _Replay(problem, planned.orders, representatives(problem, planned), costs).run()
 
 
@@ -102,13 +110,16 @@ class _Replay:
         self.waiting: dict[_Tensor, tuple[int, int]] = {}
         self.ready = deque(self.orders)
 
-    def run(self) -> int | None:
-        """The makespan; None where workers wait for each other."""
+    def run(self) -> tuple[int, ...] | None:
+        """When each stage ends; None where workers wait for each other."""
         while self.ready:
             self._advance(*self.ready.popleft())
         if any(self.next[worker] < len(order) for worker, order in self.orders.items()):
             return None
-        return max(self.clock.values(), default=0)
+        ends = [0] * self.problem.num_stages
+        for (_, stage), time in self.clock.items():
+            ends[stage] = max(ends[stage], time)
+        return tuple(ends)
 
     def _advance(self, replica: int, stage: int) -> None:
         worker = replica, stage

@@ -17,6 +17,7 @@ from resihp.compiler.planner.engine import Engine
 from resihp.compiler.planner.lower_bound import lower_bound
 from resihp.compiler.planner.planned import GREEDY, Item, Planned, Style
 from resihp.compiler.planner.problem import Problem
+from resihp.compiler.planner.tidy import Ways, tidied
 
 __all__ = ["DEFAULT_BUDGET", "num_chunks", "search"]
 
@@ -35,6 +36,7 @@ _MOST_TRIES = 900
 _TINY = 500
 _MORE_TRIES = 3
 """Of problems so tiny, most tries are given up as soon as they show to be longer."""
+_TIDY_SHARE = 2
 _Placing = dict[Item, dict[int, int]]
 
 
@@ -50,8 +52,17 @@ def search(
 
     `move` False leaves everything at home that has one. The plan is incomplete where memory
     never had room in any play. `known` is what came of the first play, if it is over; beyond it
-    at least `least_plays` are played.
+    at least `least_plays` are played. Half as many chunks more may be played to undo moves that do
+    not pay.
     """
+    best, num_played = _searched(problem, move, budget, least_plays, known)
+    best, num_tidied = tidied(problem, best, Ways(_bounds(problem), _STYLES), budget // _TIDY_SHARE)
+    return best, num_played + num_tidied
+
+
+def _searched(
+    problem: Problem, move: bool, budget: int, least_plays: int, known: Planned | None
+) -> tuple[Planned, int]:
     best, num_played = known, 0
     floor, cost = lower_bound(problem), num_chunks(problem)
     if known is not None and known.complete and known.makespan <= floor:
