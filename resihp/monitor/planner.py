@@ -46,7 +46,11 @@ class Planner:
         self._shape = job.model.shape(job.job.name)
         self._cluster = _cluster_of(job)
         self._costs = CostModel.of_description(
-            Model(shape=self._shape), self._cluster, precision="fp32", max_tp=job.parallel.tp
+            Model(shape=self._shape),
+            self._cluster,
+            precision="fp32",
+            max_tp=job.parallel.tp,
+            shards_tables=False,  # our executor keeps the embedding and the head whole
         )
 
     def initial(self) -> VerifiedPlan:

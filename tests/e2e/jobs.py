@@ -29,6 +29,7 @@ class Job:
     dp: int = 2
     schedule: str = "zb-h1"
     kv_heads: int = 2
+    tokens: int = 64
     kills: tuple[tuple[int, int], ...] = ()
     """(rank, step), each in the middle of the rank's program."""
     at: int | None = None
@@ -68,7 +69,7 @@ dp = {self.dp}
 schedule = "{self.schedule}"
 {plan}[batch]
 microbatches = 4
-tokens = 64
+tokens = {self.tokens}
 [data]
 source = "{corpus}"
 [optimizer]
