@@ -36,7 +36,12 @@ _MOST_TRIES = 900
 _TINY = 500
 _MORE_TRIES = 3
 """Of problems so tiny, most tries are given up as soon as they show to be longer."""
+_CLIMB_SHARE = 2
+"""One part in so many of the budget is kept for small changes,"""
+_LEAST_CLIMB = 20
+"""if it is enough for as many."""
 _TIDY_SHARE = 2
+"""Moves are undone with one part in so many of the budget, which comes on top."""
 _Placing = dict[Item, dict[int, int]]
 
 
@@ -68,8 +73,11 @@ def _searched(
     if known is not None and known.complete and known.makespan <= floor:
         return known, 0
     left = budget + least_plays * cost
+    for_climb = budget // _CLIMB_SHARE
+    if not move or for_climb < _LEAST_CLIMB * cost:
+        for_climb = 0
     for engine in islice(_plays(problem, move=move), known is not None, None):
-        if num_played >= least_plays and left < cost:
+        if num_played >= least_plays and left < cost + for_climb:
             break
         left -= cost
         num_played += 1
