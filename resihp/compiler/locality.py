@@ -48,13 +48,25 @@ def neighbours(
         placed.append((want, nodes))
     left = Counter(map(node_of, pool))
     for at, (want, nodes) in enumerate(placed):
-        if len(want.own) + sum(left[node] for node in nodes) < want.least:
-            node = max(left, key=lambda node: (left[node], -node), default=None)
-            if node is not None and left[node] >= want.least:
-                left[node] -= want.least
-                placed[at] = want._replace(own=()), frozenset((node,))
-                pool = pool.union(want.own)
+        lacking = max(0, want.least - len(want.own))
+        if lacking <= sum(left[node] for node in nodes):
+            _promise(left, nodes, lacking)
+            continue
+        node = max(left, key=lambda node: (left[node], -node), default=None)
+        if node is not None and left[node] >= want.least:
+            left.update(map(node_of, want.own))
+            left[node] -= want.least
+            placed[at] = want._replace(own=()), frozenset((node,))
+            pool = pool.union(want.own)
     return _joined(placed, pool, node_of)
+
+
+def _promise(left: Counter[int], nodes: Collection[int], count: int) -> None:
+    """Take `count` spare ranks of `nodes` from those that are left for other groups."""
+    for node in sorted(nodes):
+        taken = min(count, left[node])
+        left[node] -= taken
+        count -= taken
 
 
 def _joined(

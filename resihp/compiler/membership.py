@@ -8,83 +8,16 @@ What no group needs is standby.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 
 from resihp.compiler.locality import Neighbours, neighbours
-from resihp.compiler.reconfigure import lines_to
 from resihp.compiler.seats import seats
-from resihp.compiler.sources import State, spell_layers
+from resihp.compiler.sources import State
 from resihp.compiler.spares import Demand, Rate, Wanting, nominal_rate, share_out
-from resihp.ir.model import Group, GroupName, Mesh, Reshard
+from resihp.ir.model import Group, GroupName
 
-__all__ = ["Regrouped", "Shortage", "form", "regroup"]
-
-
-class Shortage(NamedTuple):
-    """Why a group cannot be formed."""
-
-    group: GroupName
-    reason: str
-
-
-class Regrouped(NamedTuple):
-    """The groups, how they get their state, and the ranks that are left over."""
-
-    groups: tuple[Group, ...]
-    reshards: tuple[Reshard, ...]
-    standby: tuple[int, ...]
-
-
-def regroup(
-    groups: Sequence[Group],
-    alive: frozenset[int],
-    state: State,
-    mesh: Mesh,
-    min_degrees: Mapping[GroupName, int],
-    *,
-    speeds: Mapping[int, float] | None = None,
-    rate: Rate = nominal_rate,
-    node_of: Callable[[int], int] | None = None,
-    grow: bool = False,
-) -> Regrouped | list[Shortage]:
-    """Form all `groups` from the ranks `alive`, or say which of them cannot be formed.
-
-    Ranks of `groups` that are not alive are gaps, so a group that is to come back may name none
-    that is, and groups of the plan before that are not among `groups` are dropped. `min_degrees`
-    are powers of two, the TP degrees below which a device's memory does not suffice (k_min of
-    Eq. 3; 1 where none is given). `speeds` are throughputs of slow ranks relative to a healthy
-    one. With `node_of` a group takes spare ranks of its own nodes only (`locality`). A group that
-    has lost nobody, has no slow member and fits stays as it is, unless it is to `grow`: then every
-    group below the mesh's TP degree may take spare ranks.
-    """
-    speeds = speeds or {}
-    pool = alive.difference(chain.from_iterable(group.ranks for group in groups))
-    wanting = [
-        Wanting(group, tuple(rank for rank in group.ranks if rank in alive), least)
-        for group in groups
-        for least in (min_degrees.get(group.name, 1),)
-        if group.tp < least
-        or (grow and group.tp < mesh.tp)
-        or not alive.issuperset(group.ranks)
-        or not speeds.keys().isdisjoint(group.ranks)
-    ]
-
-    def speed_of(rank: int) -> float:
-        return speeds.get(rank, 1.0)
-
-    formed, short = _formed(wanting, pool, state, speed_of, rate, node_of)
-    if short:
-        return [_too_few(want) for want in short]
-    new = tuple(formed.get(group.name, group) for group in groups)
-    free = pool.union(*(want.own for want in wanting))
-    return Regrouped(
-        groups=new,
-        reshards=lines_to(state, new, node_of=node_of),
-        standby=tuple(sorted(free.difference(*(group.ranks for group in formed.values())))),
-    )
+__all__ = ["form"]
 
 
 def form(
@@ -98,6 +31,7 @@ def form(
 ) -> dict[GroupName, Group]:
     """Those of `wanting` that can be formed of their own ranks and of `pool`.
 
+    With `node_of` a group takes spare ranks of its own nodes only (`locality`).
     Where ranks are too few for all, the neediest are given up, the last of them first, and what
     they have left is spare for the others.
     """
@@ -170,14 +104,3 @@ def _seated(
         formed[group.name] = msgspec.structs.replace(group, ranks=members)
         spare = spare.difference(members)
     return formed
-
-
-def _too_few(want: Wanting) -> Shortage:
-    num_alive, group = len(want.own), want.group
-    has = f"{num_alive} live rank{'' if num_alive == 1 else 's'}"
-    needs = "1" if want.least == 1 else f"{want.least} for its memory"
-    return Shortage(
-        group.name,
-        f"{group.name} (layers {spell_layers(group)}) has {has} of its own, needs {needs}, and too "
-        "few are standby",
-    )

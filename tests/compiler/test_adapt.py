@@ -30,8 +30,6 @@ from resihp.compiler import (
 )
 from resihp.compiler.adapt import adapt as decide
 from resihp.compiler.adaptation import WHOLE_MICROBATCHES
-from resihp.compiler.membership import regroup
-from resihp.compiler.sources import State
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Batch, Group, GroupName, LayerRange, Mesh, Plan, Reshard, Resume
 from resihp.ir.placement import placement_of
@@ -229,21 +227,6 @@ def test_work_that_fits_no_device_leaves_no_plan():
         r"[\d.]+ MiB on each rank for one micro-batch in flight.*; a device has [\d.]+ MiB",
         str(caught.value),
     )
-
-
-def test_a_group_that_cannot_be_formed_says_what_it_lacks():
-    """Survivors, need and reason in one sentence."""
-    healthy = plan_of(tp=4, pp=1)
-    gone = frozenset({0, 1, 4, 5, 6})
-    alive = frozenset(range(8)) - gone
-    needs = {group.name: 4 for group in healthy.groups}
-    shortages = regroup(healthy.groups, alive, State(healthy, gone), healthy.mesh, needs)
-    assert isinstance(shortages, list)
-    end = "of its own, needs 4 for its memory, and too few are standby"
-    assert [shortage.reason for shortage in shortages] == [
-        f"dp0.pp0 (layers 0..5) has 2 live ranks {end}",
-        f"dp1.pp0 (layers 0..5) has 1 live rank {end}",
-    ]
 
 
 def test_state_that_only_several_groups_together_hold_comes_from_several():

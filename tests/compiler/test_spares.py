@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import msgspec
@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from layout_cases import MESHES, adaptation_findings, layout, random_layout
 from plan_cases import plan_of
 
-from resihp.compiler.membership import Regrouped, regroup
+from resihp.compiler.membership import form
+from resihp.compiler.reconfigure import lines_to
 from resihp.compiler.sources import State
-from resihp.compiler.spares import Wanting, share_out
-from resihp.ir.model import Group, LayerRange
+from resihp.compiler.spares import Rate, Wanting, nominal_rate, share_out
+from resihp.ir.model import Group, LayerRange, Plan
 
 MAX_DEGREE = 4
 SPEEDS = (1.0, 1.0, 1.0, 0.75, 0.5, 0.3)
@@ -96,6 +97,34 @@ def num_used(wanting: list[Wanting], speeds: dict[int, float]) -> int:
     return sum(best_alone(map(speeds.__getitem__, w.own), w.least)[1] for w in wanting)
 
 
+def wants(groups: Iterable[Group], alive: Iterable[int], least: int = 1) -> list[Wanting]:
+    """Groups with what they have left."""
+    left = frozenset(alive)
+    return [Wanting(g, tuple(rank for rank in g.ranks if rank in left), least) for g in groups]
+
+
+def formed(
+    previous: Plan,
+    groups: Sequence[Group],
+    lost: frozenset[int],
+    speeds: Mapping[int, float] | None = None,
+    rate: Rate = nominal_rate,
+    per_node: int | None = None,
+) -> list[tuple[int, ...]]:
+    """The ranks of each of `groups` of `previous`; the other groups are dropped."""
+    alive = frozenset(range(previous.mesh.world)) - lost
+    pool = alive.difference(*(group.ranks for group in groups))
+    found = form(
+        wants(groups, alive),
+        pool,
+        State(previous, lost),
+        speed_of=lambda rank: (speeds or {}).get(rank, 1.0),
+        rate=rate,
+        node_of=None if per_node is None else (lambda rank: rank // per_node),
+    )
+    return [found[group.name].ranks if group.name in found else () for group in groups]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(MESHES), st.sampled_from([None, 2, 4]))
 def test_groups_of_any_speeds_and_losses_are_formed_as_promised(seed, mesh, per_node):
@@ -105,99 +134,81 @@ def test_groups_of_any_speeds_and_losses_are_formed_as_promised(seed, mesh, per_
     lost = frozenset(rng.sample(range(mesh.world), rng.choice((0, 1, 2))))
     speeds = {r: rng.choice((0.3, 0.5, 0.8)) for r in rng.sample(range(mesh.world), 2)}
     state = State(previous, lost)
-    alive = frozenset(range(mesh.world)) - lost
     if any(True for _ in state.lost_parts()):
         return
-    node_of = None if per_node is None else (lambda rank: rank // per_node)
-    outcome = regroup(
-        previous.groups,
-        alive,
-        state,
-        mesh,
-        {},
-        speeds=speeds,
-        node_of=node_of,
-        grow=rng.random() < 0.5,
-    )
+    members = formed(previous, previous.groups, lost, speeds, per_node=per_node)
+    pairs = zip(previous.groups, members, strict=True)
+    groups = [msgspec.structs.replace(group, ranks=ranks) for group, ranks in pairs if ranks]
+    if {group.pp for group in groups} != set(range(mesh.pp)):
+        return
+    new = layout(mesh, previous.model.layers, tuple(groups), lost)
+    new = msgspec.structs.replace(new, reconfigure=lines_to(state, new.groups))
+    assert adaptation_findings(new, previous) == []
 
     def speed_of(rank: int) -> float:
         return 0.0 if rank in lost else speeds.get(rank, 1.0)
 
-    if not isinstance(outcome, Regrouped):
-        gone = {g.name for g in previous.groups if lost.issuperset(g.ranks)}
-        assert gone & {shortage.group for shortage in outcome}
-        return
-    new = layout(mesh, previous.model.layers, outcome.groups, lost)
-    assert new.standby == outcome.standby
-    assert (
-        adaptation_findings(msgspec.structs.replace(new, reconfigure=outcome.reshards), previous)
-        == []
-    )
-    for before, after in zip(previous.groups, outcome.groups, strict=True):
+    for before, ranks in zip(previous.groups, members, strict=True):
         own, _ = best_alone(map(speed_of, before.ranks))
-        assert after.tp * min(map(speed_of, after.ranks)) >= own - 1e-9
+        assert len(ranks) * min(map(speed_of, ranks), default=0) >= own - 1e-9
 
 
 def test_a_slow_member_gives_its_seat_to_a_spare():
     """Rank 1 at half speed goes, rank 4 of the dropped replica holds the same shard."""
     healthy = plan_of(tp=2, pp=1, dp=3)
-    lost = frozenset({5})
-    groups = healthy.groups[:2]
-    alive = frozenset(range(6)) - lost
-    outcome = regroup(groups, alive, State(healthy, lost), healthy.mesh, {}, speeds={0: 0.5})
-    assert isinstance(outcome, Regrouped)
-    assert [group.ranks for group in outcome.groups] == [(4, 1), (2, 3)]
-    assert (outcome.reshards, outcome.standby) == ((), (0,))
+    members = formed(healthy, healthy.groups[:2], frozenset({5}), {0: 0.5})
+    assert members == [(4, 1), (2, 3)]
 
 
 def test_slow_ranks_are_the_last_to_be_taken():
     """Two spares, one slow: the lost member's seat goes to the healthy one."""
     healthy = plan_of(tp=2, pp=1, dp=3)
-    groups, lost = healthy.groups[:2], frozenset({1})
-    outcome = regroup(
-        groups, frozenset(range(6)) - lost, State(healthy, lost), healthy.mesh, {}, speeds={5: 0.9}
-    )
-    assert isinstance(outcome, Regrouped)
-    assert outcome.groups[0].ranks == (0, 4)
-    assert outcome.standby == (5,)
+    members = formed(healthy, healthy.groups[:2], frozenset({1}), {5: 0.9})
+    assert members[0] == (0, 4)
 
 
 def test_a_spare_of_another_node_is_not_taken():
     """Rank 4 is free, but the group's node has ranks 0..3."""
     healthy = plan_of(tp=2, pp=1, dp=3)
-    groups, lost = healthy.groups[:2], frozenset({1})
-    alive = frozenset(range(6)) - lost
-    outcome = regroup(
-        groups, alive, State(healthy, lost), healthy.mesh, {}, node_of=lambda rank: rank // 4
-    )
-    assert isinstance(outcome, Regrouped)
-    assert outcome.groups[0].ranks == (0,)
-    assert outcome.standby == (4, 5)
+    assert formed(healthy, healthy.groups[:2], frozenset({1}), per_node=4)[0] == (0,)
 
 
 def test_a_group_whose_node_is_gone_goes_whole_to_another():
     """Both members of dp0.pp0 are lost; the dropped replica's node has two."""
     healthy = plan_of(tp=2, pp=1, dp=3)
-    groups, lost = healthy.groups[:2], frozenset({0, 1})
-    alive = frozenset(range(6)) - lost
-    outcome = regroup(
-        groups, alive, State(healthy, lost), healthy.mesh, {}, node_of=lambda rank: rank // 2
+    assert formed(healthy, healthy.groups[:2], frozenset({0, 1}), per_node=2)[0] == (4, 5)
+
+
+def test_no_spare_is_promised_twice():
+    """Node 1 has room for one of the two groups that are to come back to it, node 0 for two."""
+    healthy = plan_of(tp=4, pp=2, dp=2)
+    moved = msgspec.structs.replace(healthy.groups[0], ranks=(8, 9, 10, 11))
+    previous = layout(healthy.mesh, healthy.model.layers, (moved, healthy.groups[1]), frozenset())
+    gone = [msgspec.structs.replace(group, ranks=()) for group in healthy.groups[2:]]
+    groups = [moved, healthy.groups[1], *gone]
+    wanting = wants(groups, range(16), least=4)
+    found = form(
+        wanting,
+        frozenset((0, 1, 2, 3, 12, 13, 14, 15)),
+        State(previous, frozenset()),
+        speed_of=lambda rank: 1.0,
+        node_of=lambda rank: rank // 8,
     )
-    assert isinstance(outcome, Regrouped)
-    assert outcome.groups[0].ranks == (4, 5)
+    assert [found[group.name].ranks for group in groups] == [
+        (8, 9, 10, 11),
+        (4, 5, 6, 7),
+        (12, 13, 14, 15),
+        (0, 1, 2, 3),
+    ]
 
 
 def test_a_rate_of_ones_own_decides_which_group_is_slowest():
     """Both lost one of two; the spare goes to the one that holds more layers."""
     healthy = plan_of(tp=2, pp=2, dp=3)
-    lost = frozenset({1, 2, 9, 10, 11})
-    outcome = regroup(
+    members = formed(
+        healthy,
         healthy.groups[:4],
-        frozenset(range(12)) - lost,
-        State(healthy, lost),
-        healthy.mesh,
-        {},
+        frozenset({1, 2, 9, 10, 11}),
         rate=lambda group, degree, speed: degree * speed / (1 + group.pp),
     )
-    assert isinstance(outcome, Regrouped)
-    assert [group.tp for group in outcome.groups] == [1, 2, 2, 2]
+    assert list(map(len, members)) == [1, 2, 2, 2]
