@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse amplification bench-schedules bench-compiler bench-search clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -68,6 +68,9 @@ bench-schedules: $(VENV)/.bench
 # All policies on random failure states; fails where one has a faster plan than ours. N=... states.
 never-worse: $(VENV)/.dev
 	$(BIN)/python benchmarks/never_worse.py $(if $(N),--states $(N))
+
+uniformity: $(VENV)/.dev
+	$(BIN)/python benchmarks/uniformity.py
 
 amplification: $(VENV)/.run
 	$(BIN)/python benchmarks/amplification.py
