@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 def _algorithm_1(problem: Problem, *, guarded: bool) -> Planned:
-    return Engine(problem, homeless_placed(problem), progress_rule(1, guarded=guarded)).run()
+    return Engine(problem, homeless_placed(problem), progress_rule(guarded=guarded)).run()
 
 
 def outcome(seed: str, sizes: Sizes, limit_s: float) -> Outcome:

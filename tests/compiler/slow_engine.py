@@ -27,7 +27,7 @@ class SlowWorker:
         self.doing: Op | None = None
         self.ends_at = self.live = self.in_flight = 0
         # For the rule only.
-        self.load = self.num_forward = self.next_own = 0
+        self.load = self.num_forward = self.next_own = self.promised = 0
         self.given: set[int] = set()
 
 
@@ -57,8 +57,9 @@ class SlowEngine:
         self.touched: set[tuple[int, int]] = set()
         self.now = 0
         for (home, number), stages in self.placing.items():
-            for stage in stages:
+            for stage, replica in stages.items():
                 self.give(home, stage, number)
+                self.promise(replica, stage)
         for home in range(self.num_replicas):
             for number in range(problem.num_microbatches):
                 self.come(self.runs(home, number, 0), 0, "f", (number, home), 0)
@@ -71,6 +72,11 @@ class SlowEngine:
             worker = self.workers[home, stage]
             worker.given.add(number)
             worker.load -= total(worker.chunks)
+
+    def promise(self, d: int, stage: int) -> None:
+        worker = self.workers[d, stage]
+        worker.load += total(worker.chunks)
+        worker.promised += 1
 
     def come(self, d: int, stage: int, what: str, code: Code, time: int) -> None:
         heappush(self.heap, (time, d, stage, what, code))
@@ -92,8 +98,8 @@ class SlowEngine:
                 if what == "F":
                     forwards.add(stage)
             for stage in sorted(forwards):
-                while self.delta is not None and self.migrate_one(stage):
-                    pass
+                if self.delta is not None:
+                    self.migrate_one(stage)
             for d, stage in sorted(self.touched, key=lambda name: name[1]):
                 self.dispatch(d, stage)
             self.touched.clear()
@@ -118,7 +124,6 @@ class SlowEngine:
         self.touched.add((d, stage))
         if what == "f":
             heappush(worker.ready_f, self.urgency(d, code))
-            worker.load += total(worker.chunks) if code[1] != d else 0
             return
         if what == "b":
             heappush(worker.ready_b, self.urgency(d, code))
@@ -168,6 +173,8 @@ class SlowEngine:
             worker.in_flight += 1
             if code[1] == self.num_replicas:
                 worker.next_own = max(worker.next_own, code[0] + 1)
+            else:
+                worker.promised -= 1
             self.start(d, stage, Op.F, code, chunks.forward)
         elif worker.waiting_w:
             blocked = bool(worker.ready_b or worker.ready_f)
@@ -202,7 +209,7 @@ class SlowEngine:
         worker.order.append((op, -1 if is_own else rest, number))
         self.come(d, stage, op.name, (number, d if is_own else rest), worker.ends_at)
 
-    def migrate_one(self, stage: int) -> bool:
+    def migrate_one(self, stage: int) -> None:
         rows = {d: worker for (d, s), worker in self.workers.items() if s == stage}
         fastest = max(rows, key=lambda d: (rows[d].num_forward, -d))
         taker = rows[fastest]
@@ -212,27 +219,31 @@ class SlowEngine:
             own = range(rows[d].next_own, size)
             return next((number for number in own if number not in rows[d].given), None)
 
-        giving = [
-            d
-            for d in rows
-            if d != fastest
-            and pending(d) is not None
-            and not (self.guarded and taker.load + total(taker.chunks) >= rows[d].load)
-        ]
-        if not giving:
-            return False
-        slowest = min(giving, key=lambda d: (rows[d].num_forward, d))
-        ahead = taker.num_forward - rows[slowest].num_forward
-        if ahead <= (self.delta or 0) or not self.has_room(taker, stage):
-            return False
+        names = list(rows)
+        if self.guarded:
+            after = taker.load + total(taker.chunks)
+            names = [d for d in rows if pending(d) is not None and after < rows[d].load]
+        slowest = min(names, key=lambda d: (rows[d].num_forward, d), default=fastest)
         number = pending(slowest)
-        assert number is not None
-        self.move(slowest, stage, fastest, number)
-        return True
+        ahead = taker.num_forward - rows[slowest].num_forward
+        if number is None or ahead <= (self.delta or 0):
+            return
+        sizes, guests = taker.memory, taker.promised + 1
+        bound = self.problem.in_flight
+        kept = sizes.activation - sizes.released + sizes.held
+        free = sizes.free - taker.live
+        owed = len(taker.waiting_w) * kept
+        if (
+            (bound is None or taker.in_flight + guests <= bound[stage])
+            and guests * sizes.activation <= free
+            and guests * (sizes.activation + sizes.held) <= free + owed
+        ):
+            self.move(slowest, stage, fastest, number)
 
     def move(self, home: int, stage: int, replica: int, number: int) -> None:
         self.placing.setdefault((home, number), {})[stage] = replica
         self.give(home, stage, number)
+        self.promise(replica, stage)
         giver, boundary = self.workers[home, stage], stage - 1
         extra = 0
         if stage > 0:

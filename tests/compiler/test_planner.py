@@ -188,14 +188,59 @@ def test_the_balance_of_a_stage_is_the_best_there_is(costs, num_microbatches):
 
 
 def test_read_literally_the_rule_makes_a_plan_worse_than_none():
-    """What lags behind a slow stage is taken for slow as well (the cascade)."""
+    """What lags behind a slow stage is taken for slow as well, at the paper's delta."""
     rows = [replica(16), replica(16, slow={3: 1.6}), replica(16), replica(16)]
     given = problem(rows, 32)
     none = Engine(given, {}).run()
-    literal = Engine(given, {}, progress_rule(1, guarded=False)).run()
-    guarded = Engine(given, {}, progress_rule(1)).run()
+    literal = Engine(given, {}, progress_rule(guarded=False)).run()
+    guarded = Engine(given, {}, progress_rule()).run()
     assert literal.makespan > none.makespan > guarded.makespan
     assert literal.num_moved > 10 * guarded.num_moved
+
+
+@given(st.integers(0, 10**9), st.integers(0, 2))
+def test_the_guard_knows_all_that_is_assigned(seed, delta):
+    """Whoever receives a micro-batch has, with it, less work than the giver had."""
+    given = random_problem(random.Random(seed))
+    placing = homeless_placed(given)
+    rule = progress_rule(delta)
+
+    def load(engine: Engine, stage: int, replica: int) -> int:
+        chunks = given.replicas[replica].chunks[stage]
+        homes = range(len(given.replicas))
+        runners = [
+            engine.placing.get((home, number), {}).get(stage, home)
+            for home in homes
+            for number in range(given.num_microbatches)
+        ]
+        return 0 if chunks is None else runners.count(replica) * total(chunks)
+
+    def checked(engine: Engine, stage: int) -> None:
+        replicas = range(len(given.replicas))
+        before = [load(engine, stage, replica) for replica in replicas]
+        rule(engine, stage)
+        changed = [(d, after) for d in replicas if (after := load(engine, stage, d)) != before[d]]
+        if changed:
+            giver, taker = sorted(changed, key=lambda each: each[1] - before[each[0]])
+            assert taker[1] < before[giver[0]]
+
+    Engine(given, placing, checked).run()
+
+
+def test_one_micro_batch_of_a_stage_moves_at_a_step():
+    """However far behind its replica is."""
+    rows = [replica(1), replica(1, slow={0: 5.0})]
+    given = problem(rows, 8)._replace(in_flight=None)
+    moves: list[int] = []
+    rule = progress_rule(guarded=False)
+
+    def counted(engine: Engine, stage: int) -> None:
+        before = len(engine.placing)
+        rule(engine, stage)
+        moves.append(len(engine.placing) - before)
+
+    Engine(given, {}, counted).run()
+    assert set(moves) == {0, 1}
 
 
 def test_without_room_a_micro_batch_does_not_move():

@@ -101,6 +101,9 @@ class Engine:
             if 0 in stages:
                 code = number << self._shift | home
                 self._accept(Crossing(stages[0], 0, code, is_grad=False))
+            if self.migrate is not None:
+                for stage, replica in stages.items():
+                    self._book(replica, stage)
 
     # --- playing
 
@@ -211,6 +214,8 @@ class Engine:
                 worker.in_flight += 1
                 if code & own == own:
                     worker.next_own = max(worker.next_own, (code >> shift) + 1)
+                else:
+                    worker.promised -= 1
             elif doing == _W:
                 code, ticks = worker.waiting_w.popleft(), worker.weight
             elif doing == op_b:
@@ -260,9 +265,8 @@ class Engine:
         heappush(worker.ready_b if is_grad else worker.ready_f, code)
         if not is_grad and code & self._own != self._own:
             worker.is_plain = False
-            worker.load += worker.cost
-            worker.left += worker.cost
-            self.reloaded.add(stage)
+            if self.migrate is None:
+                self._book(replica, stage)
         self._touched.append(worker)
 
     def set_apart(self, replica: int) -> Team:
@@ -279,6 +283,18 @@ class Engine:
             if worker in touched:
                 self._touched.append(copy)
         return twin
+
+    def _book(self, replica: int, stage: int) -> None:
+        """`replica` will run a foreign micro-batch at `stage`.
+
+        Rules have to know at once. Else it is time when it comes: until then the replica may be
+        played with others.
+        """
+        worker = self.set_apart(replica).workers[stage]
+        worker.load += worker.cost
+        worker.left += worker.cost
+        worker.promised += 1
+        self.reloaded.add(stage)
 
     def _give(self, worker: Worker, number: int) -> None:
         """Own micro-batch `number` of the worker's team of one is run by another."""
@@ -302,11 +318,11 @@ class Engine:
     def move_next(self, home: int, stage: int, replica: int) -> None:
         """`replica` will run the next pending micro-batch of `home` at `stage`."""
         giver = self.set_apart(home).workers[stage]
-        self.set_apart(replica)
         number = self.next_pending(giver)
         assert number is not None, f"replica {home} has nothing left to give at stage {stage}"
         self.placing.setdefault((home, number), {})[stage] = replica
         self._give(giver, number)
+        self._book(replica, stage)
         extra = 0
         if giver.lower is not None:
             extra = max(0, self.problem.crossing[stage - 1] - giver.lower.edge_up)

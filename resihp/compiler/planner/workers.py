@@ -44,6 +44,7 @@ class Worker:
         "next_own",
         "num_forward",
         "order",
+        "promised",
         "ready_b",
         "ready_f",
         "released",
@@ -88,7 +89,9 @@ class Worker:
         self.code = 0
         self.ends_at = 0
         self.load = self.left = problem.num_microbatches * self.cost
-        """Ticks of all work assigned, foreign work once it has come; and of what has not begun."""
+        """Ticks of all work assigned, as far as it is known; and of what has not begun."""
+        self.promised = 0
+        """Foreign micro-batches that are known of and have not begun."""
         self.num_forward = 0
         self.given: set[int] = set()
         """Own micro-batches that others run."""
@@ -114,6 +117,16 @@ class Worker:
         owed = len(self.waiting_w) * (self.needed - self.released)
         return self.room + owed >= self.needed
 
+    @property
+    def has_room_for_guest(self) -> bool:
+        """Whether one more foreign F may run, were all that is promised already there."""
+        owed = len(self.waiting_w) * (self.needed - self.released)
+        return (
+            self.in_flight + self.promised < self.bound
+            and self.room >= (self.promised + 1) * self.activation
+            and self.room + owed >= (self.promised + 1) * self.needed
+        )
+
     def copy_for(self, team: Team) -> Worker:
         """The same state in another team; without neighbours yet."""
         twin = Worker.__new__(Worker)
@@ -125,6 +138,7 @@ class Worker:
         twin.bound, twin.in_flight, twin.doing = self.bound, self.in_flight, self.doing
         twin.code, twin.ends_at = self.code, self.ends_at
         twin.load, twin.left, twin.num_forward = self.load, self.left, self.num_forward
+        twin.promised = self.promised
         twin.given, twin.next_own = self.given.copy(), self.next_own
         twin.is_plain = self.is_plain
         twin.ready_f, twin.ready_b = self.ready_f[:], self.ready_b[:]

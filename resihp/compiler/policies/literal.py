@@ -1,7 +1,8 @@
 """The paper's Scheduler to the letter (section 6), without guard, portfolio or second thoughts.
 
-TP groups by Eq. 3 and 4, layers moved away from slow stages, then Algorithm 1 as printed. A lost
-worker's queue is given out beforehand, which the printed rule does when its turn comes.
+TP groups by Eq. 3 and 4, layers moved away from slow stages, then Algorithm 1 as printed: at
+each step one micro-batch of a stage moves. A lost worker's queue is given out beforehand, which
+the printed rule does when its turn comes.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from resihp.compiler.sources import require_state
 __all__ = ["literal"]
 
 _NAME = "resihp-literal"
-_DELTA = 1
-"""The paper gives no value."""
+_DELTA = 0
+"""That of the paper's example, figure 6b; it gives no other value."""
 
 
 def literal(situation: Situation) -> Outcome:
