@@ -85,7 +85,11 @@ def _asked(model: Model, args: argparse.Namespace) -> tuple[Recipe, Pricing]:
     from resihp.compiler.pricing import Pricing
     from resihp.ir.model import Batch, Mesh
 
-    mesh = Mesh(tp=args.tp, pp=args.pp, dp=args.dp)
+    mesh = Mesh(
+        tp=described.positive("--tp", args.tp),
+        pp=described.positive("--pp", args.pp),
+        dp=described.positive("--dp", args.dp),
+    )
     memory = None if args.memory is None else described.size_of("--memory", args.memory)
     if args.cluster is None:
         cluster = smallest_cluster(model, mesh, memory)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resihp.errors import UserError
+from resihp.cli.described import pricing_of
+from resihp.errors import NoFeasiblePlan, UserError
 
 if TYPE_CHECKING:
     import argparse
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["played_of"]
 
+_PRICED = ("cluster", "fail", "slow", "link", "health", "lengths", "contention")
+"""Options that ask for predicted times."""
 _UNITS = "units of time: F, B and W 1, BW 2, transfers 0"
 
 
@@ -38,13 +41,9 @@ def played_of(args: argparse.Namespace, parsed: Parsed, *, has_model: bool = Tru
     plan = _at_precision(args, plan)
     if args.unit:
         return _with_memory(_in_units(plan, _UNITS))
-    try:
-        pricing = _pricing(args, plan)
-    except UserError:
-        if args.cluster is not None:
-            raise
+    if not any(getattr(args, name) for name in _PRICED) and not _has_default(plan):
         return _with_memory(_in_units(plan, f"{_UNITS}; no preset holds the job, see --cluster"))
-    return _with_memory(_predicted(args, plan, pricing))
+    return _with_memory(_predicted(args, plan, pricing_of(plan, args)))
 
 
 def _at_precision(args: argparse.Namespace, plan: Plan) -> Plan:
@@ -55,10 +54,15 @@ def _at_precision(args: argparse.Namespace, plan: Plan) -> Plan:
     return structs.replace(plan, precision=precision_of(args, plan))
 
 
-def _pricing(args: argparse.Namespace, plan: Plan) -> Pricing:
-    from resihp.cli.described import pricing_of
+def _has_default(plan: Plan) -> bool:
+    """Whether a preset holds the job."""
+    from resihp.compiler.defaults import default_cluster
 
-    return pricing_of(plan, args)
+    try:
+        default_cluster(plan)
+    except (UserError, NoFeasiblePlan):
+        return False
+    return True
 
 
 def _in_units(plan: Plan, note: str) -> Played:

@@ -10,7 +10,7 @@ from resihp.compiler.planner.problem import Capacity
 from resihp.compiler.sources import spell_layers
 from resihp.ir.lanes import lanes_of
 from resihp.ir.model import Group, GroupName, LayerRange, Plan
-from resihp.ir.verify.memory import peaks_of
+from resihp.ir.verify.memory import peaks_of, readable_bytes
 
 __all__ = ["NUM_BUFFERS", "Oversized", "oversized", "peak_bytes", "room_of"]
 
@@ -29,10 +29,11 @@ class Oversized(NamedTuple):
 
     def __str__(self) -> str:
         name, layers, tp = self.group.name, spell_layers(self.group), self.group.tp
-        return (
-            f"{name} (layers {layers}, TP {tp}) needs {_mib(self.needed_bytes)} on each rank and a "
-            f"device has {_mib(self.capacity_bytes)}"
-        )
+        needed, there = readable_bytes(self.needed_bytes), readable_bytes(self.capacity_bytes)
+        if needed == there:
+            needed, there = f"{self.needed_bytes:,} bytes", f"{self.capacity_bytes:,} bytes"
+        who = f"{name} (layers {layers}, TP {tp})"
+        return f"{who} needs {needed} on each rank and a device has {there}"
 
 
 def room_of(plan: Plan, layers: LayerRange, tp: int) -> Capacity:
@@ -79,7 +80,3 @@ def peak_bytes(plan: Plan) -> dict[GroupName, int]:
         # How many sums of gradients there are follows from the numbers of the micro-batches too.
         found[group.name] = peaks[first] - state[first] + state[group.name]
     return found
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{-(-num_bytes // (1 << 20))}MiB"

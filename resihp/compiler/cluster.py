@@ -25,8 +25,9 @@ __all__ = [
 ]
 
 Count = Annotated[int, Meta(ge=1, le=1 << 20)]
-Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
-Share = Annotated[float, Meta(gt=0.0, le=1.0)]
+Positive = Annotated[float, Meta(ge=1e-6, le=1e9)]
+"""No device or link is outside, and prices stay numbers that add up."""
+Share = Annotated[float, Meta(ge=1e-6, le=1.0)]
 
 
 class ClusterSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

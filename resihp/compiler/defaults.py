@@ -6,8 +6,9 @@ from resihp.compiler.cluster import CLUSTERS, Cluster, Health
 from resihp.compiler.costs import CostModel, Precision
 from resihp.compiler.models import MODELS, Model
 from resihp.compiler.pricing import Pricing
-from resihp.errors import UserError
+from resihp.errors import NoFeasiblePlan, UserError
 from resihp.ir.model import Mesh, Plan
+from resihp.ir.verify.memory import readable_bytes
 
 __all__ = ["default_cluster", "model_of_plan", "pricing_of_plan", "smallest_cluster"]
 
@@ -42,7 +43,8 @@ def default_cluster(plan: Plan) -> Cluster:
     """The smallest preset that can hold the job of `plan`.
 
     A device needs the memory that the plan states, or else room for its share of the parameters,
-    gradients and moments. Raises UserError where no preset is large enough.
+    gradients and moments. Raises UserError where no preset has enough devices or as much memory as
+    the plan states, NoFeasiblePlan where none of them holds the share.
     """
     return smallest_cluster(model_of_plan(plan), plan.mesh, plan.memory_bytes)
 
@@ -55,8 +57,19 @@ def smallest_cluster(model: Model, mesh: Mesh, memory_bytes: int | None) -> Clus
     for cluster in by_size:
         if cluster.num_devices >= mesh.world and cluster.device.memory_bytes >= needed_bytes:
             return cluster
+    devices = f"{mesh.world} device{'' if mesh.world == 1 else 's'}"
+    presets = ", ".join(
+        f"{each.cluster.name}: {each.num_devices} of {each.device.memory_gib:g} GiB"
+        for each in by_size
+    )
+    most_bytes = max(cluster.device.memory_bytes for cluster in by_size)
+    if memory_bytes is None and needed_bytes > most_bytes:
+        raise NoFeasiblePlan(
+            f"parameters, gradients and moments of {model.shape.name} take "
+            f"{readable_bytes(needed_bytes)} on each of {devices} and no preset has as much "
+            f"({presets}); a larger tp or pp needs less, or name a --cluster"
+        )
     raise UserError(
-        f"no preset has {mesh.world} devices of {needed_bytes / (1 << 30):.0f} GiB "
-        f"({', '.join(f'{c.cluster.name}: {c.num_devices}' for c in by_size)}): describe the "
+        f"no preset has {devices} of {readable_bytes(needed_bytes)} ({presets}): describe the "
         f"cluster in TOML and name it with --cluster"
     )

@@ -16,7 +16,14 @@ import msgspec
 
 from resihp.compiler.costs import Lengths
 from resihp.compiler.facts import stage_facts
-from resihp.compiler.healthy import Recipe, Split, degrees_of, draft_plan, healthy_plan
+from resihp.compiler.healthy import (
+    MAX_TOKENS,
+    Recipe,
+    Split,
+    degrees_of,
+    draft_plan,
+    healthy_plan,
+)
 from resihp.compiler.links import reduce_seconds
 from resihp.compiler.models import Model
 from resihp.compiler.prediction import Prediction, predict
@@ -242,7 +249,7 @@ def _splits(job: Job, pricing: Pricing, tp: int, pp: int) -> Iterator[Candidate]
     schedules = [kind for kind in job.schedules if kind not in AUTOMATIC] or job.schedules
     per_replica = job.global_batch // dp
     sequences = 1
-    while not per_replica % sequences:
+    while not per_replica % sequences and sequences * job.sequence_tokens <= MAX_TOKENS:
         for schedule in schedules:
             way = Candidate(0.0, tp, pp, dp, schedule, per_replica // sequences, sequences)
             num_stages = sum(map(len, placed(schedule, pp)))
@@ -345,3 +352,17 @@ def _check_job(job: Job) -> None:
     for name in ("num_devices", "global_batch", "sequence_tokens", "fewest_replicas"):
         if getattr(job, name) < 1:
             raise UserError(f"{name} {getattr(job, name)}: must be at least 1")
+    if job.sequence_tokens > MAX_TOKENS:
+        raise UserError(
+            f"sequences of {job.sequence_tokens} tokens are larger than any device; nearest "
+            f"valid: {MAX_TOKENS}"
+        )
+    fewest, most = job.fewest_replicas, job.num_devices
+    if fewest > most:
+        raise UserError(f"{fewest} replicas on {most} devices; nearest valid: {most}")
+    if all(job.global_batch % dp for dp in range(fewest, min(most, job.global_batch) + 1)):
+        nearest = max(1, round(job.global_batch / fewest)) * fewest
+        raise UserError(
+            f"a batch of {job.global_batch} sequences has no equal shares for {fewest} to {most} "
+            f"replicas; nearest valid: {nearest}"
+        )

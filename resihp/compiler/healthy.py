@@ -30,9 +30,19 @@ from resihp.ir.model import Batch, LayerRange, Mesh, ModelShape, Op, Plan, Preci
 from resihp.ir.verify.ranges import MAX_INSTRUCTIONS
 from resihp.ir.verify.topology import why_not_degree
 
-__all__ = ["Recipe", "Split", "check_degrees", "degrees_of", "draft_plan", "healthy_plan"]
+__all__ = [
+    "MAX_TOKENS",
+    "Recipe",
+    "Split",
+    "check_degrees",
+    "degrees_of",
+    "draft_plan",
+    "healthy_plan",
+]
 
 MAX_TP = 1 << 10
+MAX_TOKENS = 1 << 26
+"""Of a micro-batch; the sizes of more are beyond all machines."""
 _INSTRUCTIONS_A_TASK = 11
 """Of one micro-batch at one stage: F, B, W, and four transfers that are cut."""
 
@@ -135,6 +145,11 @@ def _fastest(whole: _Maker, splits: Sequence[Sequence[LayerRange]]) -> Plan:
 
 def _check_size(recipe: Recipe, num_stages: int) -> None:
     """Refuse what no verifier would look at."""
+    if recipe.batch.tokens > MAX_TOKENS:
+        raise UserError(
+            f"micro-batches of {recipe.batch.tokens} tokens are larger than any device; nearest "
+            f"valid: {MAX_TOKENS}"
+        )
     most = MAX_INSTRUCTIONS // (_INSTRUCTIONS_A_TASK * num_stages * recipe.mesh.dp)
     if recipe.batch.microbatches > most:
         raise UserError(

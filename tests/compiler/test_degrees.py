@@ -147,6 +147,9 @@ def test_the_verb_lists_choices_and_writes_the_plan_of_the_first(capsys, tmp_pat
         (["--gpus", "8", "--cluster", "nowhere"], 2, "is no preset"),
         (["--gpus", "8", "--top", "0"], 2, "--top 0: must be at least 1"),
         (["--gpus", "8", "--schedules", ""], 2, "schedule '' is none of"),
+        (["--gpus", "16", "--global-batch", "31"], 2, "for 2 to 16 replicas; nearest valid: 32"),
+        (["--gpus", "16", "--min-dp", "99"], 2, "99 replicas on 16 devices; nearest valid: 16"),
+        (["--gpus", "8", "--tokens", "99999999999"], 2, "nearest valid: 67108864"),
         (["--gpus", "2", "--memory", "1GiB", "--cluster", "a100-32x8"], 4, "fits their memory"),
     ],
 )

@@ -185,6 +185,19 @@ def test_a_cluster_with_too_few_devices_is_answered_with_enough():
         described.cluster_of("a100-32x8", 257)
 
 
+def test_a_rate_that_no_link_has_is_refused(tmp_path):
+    """With its line and what is wanted."""
+    path = tmp_path / "slow.toml"
+    path.write_text(
+        '[cluster]\nname = "slow"\nnodes = 1\ngpus_per_node = 8\n'
+        "[device]\nmemory_gib = 1\nbf16_tflops = 1\nfp32_tflops = 1\n"
+        "[intra_node]\ngb_per_s = 1e-300\nlatency_us = 1\n"
+        "[inter_node]\ngb_per_s = 1\nlatency_us = 1\n"
+    )
+    with pytest.raises(UserError, match=r"slow.toml:10: intra_node.gb_per_s = 1e-300"):
+        described.cluster_of(str(path), 8)
+
+
 def test_a_known_model_is_recognised_in_the_header_of_a_plan():
     """By name and shape, so that its biases count."""
     qwen = MODELS["qwen2.5-7b"]

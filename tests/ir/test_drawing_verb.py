@@ -111,6 +111,12 @@ def test_a_job_that_no_preset_holds_is_drawn_in_units(capsys, tmp_path):
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_a_state_of_health_that_cannot_be_is_refused(capsys, plan):
+    """The job has no such rank."""
+    assert main(["show", plan, "--slow", "rank=99:0.5"]) == 2
+    assert "--slow rank=99:0.5: the job has ranks 0.." in capsys.readouterr().err
+
+
 def test_the_text_has_a_table_of_predictions(capsys, plan):
     """Below the rows, which stay in units; none with `--unit`."""
     text = shown(capsys, plan, "--slow", "rank=1:0.5")
