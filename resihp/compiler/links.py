@@ -6,10 +6,10 @@ own pair, and the receivers gather it over the links of their node (section 7 of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from resihp.compiler.cluster import Cluster, Health
+from resihp.compiler.cluster import Cluster, Health, SlowLink
 
 __all__ = ["Crossing", "crossing", "reduce_seconds"]
 
@@ -85,13 +85,15 @@ def reduce_seconds(
     cluster: Cluster,
     num_replicas: int,
     num_bytes: float,
-    per_node: int,
+    per_node: float,
     *,
     is_inside_node: bool = False,
+    slow: Collection[SlowLink] = (),
 ) -> float:
     """A ring all-reduce of `num_bytes` per rank over replicas, on different nodes or on one.
 
-    `per_node` ranks of a node do this at once and share its adapters.
+    `per_node` ranks of a node do this at once and share its adapters. `slow` are the slow links
+    that the ring crosses: each step takes as long as its slowest link does.
     """
     if num_replicas == 1:
         return 0.0
@@ -100,4 +102,5 @@ def reduce_seconds(
         return steps * cluster.intra_node.seconds(num_bytes / num_replicas)
     link = cluster.inter_node
     share = max(1.0, per_node / cluster.cluster.nics_per_node)
-    return steps * link.seconds(num_bytes * share / num_replicas)
+    step_s = link.seconds(num_bytes * share / num_replicas)
+    return steps * max(step_s, *(each.factor * step_s + each.delay_s for each in slow), 0.0)

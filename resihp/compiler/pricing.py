@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
-from resihp.compiler.cluster import Cluster, Health
+from resihp.compiler.cluster import Cluster, Health, SlowLink
 from resihp.compiler.costs import CostModel, Lengths, StageCost
 from resihp.compiler.facts import num_parameters
 from resihp.compiler.links import Crossing, crossing, reduce_seconds
@@ -60,21 +62,48 @@ class Pricing:
         """The choice for `lower`: tensors of `tokens` are cut where that is faster."""
         return lambda sender, receiver: self.crossing(sender, receiver, tokens).cut
 
-    def reduce_s(self, groups: Iterable[Group], layers: LayerRange) -> float:
-        """Summing the gradients of a stage over the `groups` that hold it.
+    def busy(self, groups: Iterable[Group]) -> Counter[int]:
+        """How many ranks of each node are in `groups`, all those of a plan."""
+        return Counter(map(self.cluster.node_of, chain.from_iterable(g.ranks for g in groups)))
 
-        Where the smallest group has fewer ranks than others, each of them has more to send, but
-        fewer of them share the adapters of a node.
+    def reduce_s(
+        self, groups: Iterable[Group], layers: LayerRange, busy: Mapping[int, int] | None = None
+    ) -> float:
+        """Summing the gradients of a stage over the `groups` that hold it, in a ring.
+
+        The ranks of a node that compute share its adapters, as their stages end at about the same
+        time; `busy` has their number, and without it all that are not lost do. Where the smallest
+        group has fewer ranks than others, each of them has more to send, but fewer of them share
+        the adapters.
         """
         holders = list(groups)
         degrees = [group.tp for group in holders]
         num_bytes = self.costs.reduce_bytes(layers, self.shape.layers, min(degrees))
-        per_node = max(1, self.cluster.cluster.gpus_per_node * min(degrees) // max(degrees))
         node_of = self.cluster.node_of
-        nodes = {node_of(rank) for group in holders for rank in (group.ranks[0], group.ranks[-1])}
+        ring = [node_of(group.ranks[0]) for group in holders]
+        nodes = {*ring, *(node_of(group.ranks[-1]) for group in holders)}
+        most = max((self._alive(node) if busy is None else busy[node]) for node in nodes)
         return reduce_seconds(
-            self.cluster, len(holders), num_bytes, per_node, is_inside_node=len(nodes) == 1
+            self.cluster,
+            len(holders),
+            num_bytes,
+            max(1.0, most * min(degrees) / max(degrees)),
+            is_inside_node=len(nodes) == 1,
+            slow=self._crossed(ring),
         )
+
+    def _alive(self, node: int) -> int:
+        """Ranks of a node that are not lost."""
+        lost = sum(self.cluster.node_of(rank) == node for rank in self.health.lost)
+        return self.cluster.cluster.gpus_per_node - lost
+
+    def _crossed(self, ring: Sequence[int]) -> list[SlowLink]:
+        """Slow links between nodes that follow each other."""
+        if not self.health.links:
+            return []
+        pairs = zip(ring, (*ring[1:], ring[0]), strict=True)
+        links = (self.health.link(*pair) for pair in dict.fromkeys(pairs))
+        return [link for link in links if link is not None]
 
     def step_s(self, group: Group) -> float:
         """AdamW on one member: bound by the memory of the device, whatever its speed."""

@@ -93,7 +93,9 @@ def _seconds(
         assert meeting is not None
         pp = lane.placement.pp[meeting.stage]
         holders = [group for group in plan.groups if group.pp == pp]
-        return pricing.reduce_s(holders, lane.placement.layers[meeting.stage])
+        return pricing.reduce_s(
+            holders, lane.placement.layers[meeting.stage], pricing.busy(plan.groups)
+        )
     if not op.is_compute:
         return 0.0
     assert task is not None

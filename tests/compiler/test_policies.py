@@ -172,3 +172,14 @@ def test_a_severer_slowdown_never_helps():
     plan = plan_of(tp=1, pp=2, dp=2, microbatches=6)
     times = [of("resihp", plan, speed={1: p}).iteration_s or 0.0 for p in (0.9, 0.5, 0.1)]
     assert all(one <= other for one, other in pairwise(times))
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "looped-bfs", "zbv"])
+def test_a_plan_that_a_policy_does_not_know_goes_on_as_it_is(schedule):
+    """Several stages per position: as without a policy, until a rank is lost."""
+    plan = plan_of(schedule=schedule)
+    for name in ("greyhound", "adaptra", *FAIL_SLOW, "resihp-literal"):
+        slow = of(name, plan, speed={1: 0.5})
+        assert slow.iteration_s == of("none", plan, speed={1: 0.5}).iteration_s, name
+        assert "one stage per position" in slow.note
+        assert of(name, plan, lost=[1]).iteration_s is None

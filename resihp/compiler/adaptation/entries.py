@@ -149,6 +149,7 @@ def _ends(situation: Situation, layout: Layout) -> _Ends:
     for group in layout.groups:
         holders[group.pp].append(group)
     pricing = situation.pricing
-    reduce_s = [pricing.reduce_s(groups, groups[0].sole_layers) for groups in holders]
+    busy = pricing.busy(layout.groups)
+    reduce_s = [pricing.reduce_s(groups, groups[0].sole_layers, busy) for groups in holders]
     fewest = (min(groups, key=lambda group: group.tp) for groups in holders)
     return _Ends(reduce_s, max(map(pricing.step_s, fewest)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from resihp.compiler.adaptation.problems import capacity_of, in_flight_of
 from resihp.compiler.adaptation.situation import Situation
@@ -51,14 +52,21 @@ def repartitioned(situation: Situation, members: Members, share: Share) -> list[
     holders: list[list[Group]] = [[] for _ in range(num_stages)]
     for (replica, pp), ranks in members.items():
         holders[pp].append(Group(replica=replica, pp=pp, ranks=ranks, layers=()))
-    stages = [_stage_time(situation, stage, holders[stage], share) for stage in range(num_stages)]
+    busy = situation.pricing.busy(chain.from_iterable(holders))
+    stages = [
+        _stage_time(situation, stage, holders[stage], share, busy) for stage in range(num_stages)
+    ]
     current = [last - first + 1 for first, last in situation.placement.layers]
     counts = partition(stages, situation.previous.model.layers, current)
     return None if counts is None else ranges_of(counts)
 
 
 def _stage_time(
-    situation: Situation, stage: int, holders: Sequence[Group], share: Share
+    situation: Situation,
+    stage: int,
+    holders: Sequence[Group],
+    share: Share,
+    busy: Mapping[int, int],
 ) -> StageTime:
     """Time per layer, of the head and the tables, and the most layers that the holders can have."""
     last = situation.previous.model.layers - 1
@@ -66,7 +74,7 @@ def _stage_time(
 
     def seconds(first: int, end: int) -> float:
         layers = LayerRange(first, end)
-        return compute(layers) + situation.pricing.reduce_s(holders, layers)
+        return compute(layers) + situation.pricing.reduce_s(holders, layers, busy)
 
     own = last if stage == situation.placement.num_stages - 1 else min(stage, 1, last)
     per_layer = seconds(0, 1) - seconds(0, 0) if last >= 2 else compute(LayerRange(0, 0))

@@ -9,7 +9,13 @@ from resihp.compiler.adaptation import Situation
 from resihp.compiler.adaptation.layouts import kept_layout
 from resihp.compiler.planner.warmup import best_order_for_delays
 from resihp.compiler.policies.outcome import Outcome
-from resihp.compiler.policies.whole_groups import emitted, no_answer_to_lost, priced
+from resihp.compiler.policies.whole_groups import (
+    ONE_STAGE_ONLY,
+    emitted,
+    no_answer_to_lost,
+    priced,
+    unchanged,
+)
 
 __all__ = ["adaptra"]
 
@@ -23,6 +29,6 @@ def adaptra(situation: Situation) -> Outcome:
         return no_answer_to_lost(situation, _NAME)
     problem = priced(situation, layout)
     if problem is None:
-        return Outcome.stops(_NAME, "it knows one stage per position only")
+        return unchanged(situation, _NAME, ONE_STAGE_ONLY)
     planned = best_order_for_delays(problem._replace(split=True))
     return emitted(situation, layout, planned, _NAME, "orders for the delays of today")

@@ -13,6 +13,7 @@ from resihp.compiler.adaptation.layouts import kept_layout
 from resihp.compiler.planner.carriers import carriers_of, round_robin
 from resihp.compiler.policies.outcome import Outcome
 from resihp.compiler.policies.whole_groups import (
+    ONE_STAGE_ONLY,
     best_play,
     emitted,
     no_answer_to_lost,
@@ -32,7 +33,7 @@ def greyhound(situation: Situation) -> Outcome:
         return no_answer_to_lost(situation, _NAME)
     problem = priced(situation, layout)
     if problem is None:
-        return Outcome.stops(_NAME, "it knows one stage per position only")
+        return unchanged(situation, _NAME, ONE_STAGE_ONLY)
     carriers = carriers_of(problem)
     if not carriers:
         return unchanged(situation, _NAME)

@@ -13,7 +13,7 @@ from resihp.compiler.planner.algorithm1 import progress_rule
 from resihp.compiler.planner.balance import homeless_placed
 from resihp.compiler.planner.engine import Engine
 from resihp.compiler.policies.outcome import Outcome
-from resihp.compiler.policies.whole_groups import emitted
+from resihp.compiler.policies.whole_groups import ONE_STAGE_ONLY, emitted, unchanged
 from resihp.compiler.sources import require_state
 
 __all__ = ["literal"]
@@ -26,7 +26,7 @@ _DELTA = 0
 def literal(situation: Situation) -> Outcome:
     """Raises NoFeasiblePlan where state is gone, or no choice of members holds every layer."""
     if not situation.has_one_stage_each:
-        return Outcome.stops(_NAME, "it is made for one stage per position only")
+        return unchanged(situation, _NAME, ONE_STAGE_ONLY)
     require_state(situation.state)
     found = candidates(situation)
     layout = _as_printed(found)

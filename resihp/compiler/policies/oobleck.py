@@ -9,7 +9,7 @@ stages. The plan language has one partition for all replicas, so there is a time
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from resihp.compiler.adaptation import TICK_S, Situation
@@ -19,10 +19,11 @@ from resihp.compiler.planner.carriers import even_shares
 from resihp.compiler.planner.problem import Chunks, Problem, Replica
 from resihp.compiler.policies.greyhound import greyhound
 from resihp.compiler.policies.outcome import Outcome
-from resihp.compiler.policies.whole_groups import best_play, left_of, unchanged
+from resihp.compiler.policies.whole_groups import ONE_STAGE_ONLY, best_play, left_of, unchanged
+from resihp.compiler.pricing import Pricing
 from resihp.ir.model import Group, LayerRange, Op
 
-__all__ = ["oobleck", "oobleck_greyhound"]
+__all__ = ["oobleck", "oobleck_greyhound", "reductions"]
 
 _Pipeline = list[Group]
 
@@ -52,7 +53,7 @@ def _reinstantiated(situation: Situation, name: str, *, knows_speed: bool) -> Ou
     if layout is None:
         return Outcome.stops(name, "a stage is lost in every replica")
     if not situation.has_one_stage_each:
-        return Outcome.stops(name, "it knows one stage per position only")
+        return Outcome.stops(name, ONE_STAGE_ONLY)
     pipelines = _pipelines(situation, layout.groups)
     if pipelines is None:
         return Outcome.stops(name, "what is left of all pipelines cannot hold the model")
@@ -197,11 +198,34 @@ def _play_s(situation: Situation, pipeline: Sequence[Group], num_microbatches: i
 
 
 def _finish_s(situation: Situation, pipelines: Sequence[Sequence[Group]]) -> float:
-    """The longest reduction among the holders of a stage, and the optimizer's step."""
+    """The longest time that a stage reduces, and the optimizer's step."""
     pricing = situation.pricing
-    shortest = min(pipelines, key=len)
-    reduce_s = max(
-        pricing.reduce_s([pipeline[0] for pipeline in pipelines], group.sole_layers)
-        for group in shortest
-    )
-    return reduce_s + max(pricing.step_s(group) for pipeline in pipelines for group in pipeline)
+    steps = (pricing.step_s(group) for pipeline in pipelines for group in pipeline)
+    return max(reductions(pricing, pipelines).values()) + max(steps)
+
+
+def reductions(
+    pricing: Pricing, pipelines: Sequence[Sequence[Group]]
+) -> dict[tuple[int, ...], float]:
+    """Seconds that each stage reduces, by its ranks: with other stages for each of its layers."""
+    busy = pricing.busy(group for pipeline in pipelines for group in pipeline)
+    found: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    for holders, layers in _shared(pipelines):
+        seconds = pricing.reduce_s(holders, layers, busy)
+        for group in holders:
+            found[group.ranks] += seconds
+    return found
+
+
+def _shared(pipelines: Sequence[Sequence[Group]]) -> Iterator[tuple[list[Group], LayerRange]]:
+    """Layers without a cut in any pipeline, each with the stage of every pipeline that has them."""
+    firsts = {group.sole_layers.first for pipeline in pipelines for group in pipeline}
+    end = pipelines[0][-1].sole_layers.last + 1
+    for first, after in pairwise((*sorted(firsts), end)):
+        holders = [
+            group
+            for pipeline in pipelines
+            for group in pipeline
+            if group.sole_layers.first <= first <= group.sole_layers.last
+        ]
+        yield holders, LayerRange(first, after - 1)

@@ -12,7 +12,14 @@ from __future__ import annotations
 from resihp.compiler.adaptation import Situation
 from resihp.compiler.planner.carriers import round_robin
 from resihp.compiler.policies.outcome import Outcome
-from resihp.compiler.policies.whole_groups import best_play, emitted, left_of, priced, unchanged
+from resihp.compiler.policies.whole_groups import (
+    ONE_STAGE_ONLY,
+    best_play,
+    emitted,
+    left_of,
+    priced,
+    unchanged,
+)
 
 __all__ = ["recycle"]
 
@@ -28,7 +35,7 @@ def recycle(situation: Situation) -> Outcome:
         return Outcome.stops(_NAME, "a stage is lost in every replica")
     problem = priced(situation, layout)
     if problem is None:
-        return Outcome.stops(_NAME, "it knows one stage per position only")
+        return unchanged(situation, _NAME, ONE_STAGE_ONLY)
     problem = problem._replace(split=True)
     planned = best_play(problem, round_robin(problem, {}))
     return emitted(situation, layout, planned, _NAME, "peers run what is lost, round robin")

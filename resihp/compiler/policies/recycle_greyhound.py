@@ -9,7 +9,14 @@ from __future__ import annotations
 from resihp.compiler.adaptation import Situation
 from resihp.compiler.planner.carriers import carriers_of, round_robin
 from resihp.compiler.policies.outcome import Outcome
-from resihp.compiler.policies.whole_groups import best_play, emitted, left_of, priced, unchanged
+from resihp.compiler.policies.whole_groups import (
+    ONE_STAGE_ONLY,
+    best_play,
+    emitted,
+    left_of,
+    priced,
+    unchanged,
+)
 
 __all__ = ["recycle_greyhound"]
 
@@ -23,7 +30,7 @@ def recycle_greyhound(situation: Situation) -> Outcome:
         return Outcome.stops(_NAME, "a stage is lost in every replica")
     problem = priced(situation, layout)
     if problem is None:
-        return Outcome.stops(_NAME, "it knows one stage per position only")
+        return unchanged(situation, _NAME, ONE_STAGE_ONLY)
     carriers = carriers_of(problem)
     is_whole = len(layout.groups) == len(situation.previous.groups)
     if is_whole and not carriers:

@@ -18,8 +18,18 @@ from resihp.compiler.planner.problem import Problem
 from resihp.compiler.policies.outcome import Outcome
 from resihp.compiler.simulate import simulate
 
-__all__ = ["best_play", "emitted", "left_of", "no_answer_to_lost", "priced", "unchanged"]
+__all__ = [
+    "ONE_STAGE_ONLY",
+    "best_play",
+    "emitted",
+    "left_of",
+    "no_answer_to_lost",
+    "priced",
+    "unchanged",
+]
 
+ONE_STAGE_ONLY = "it knows one stage per position only"
+"""Of a plan with several, which goes on as it is while it can."""
 _STYLES = (GREEDY, Style(overrun=0.0), Style(overrun=0.5))
 
 

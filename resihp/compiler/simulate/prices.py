@@ -169,8 +169,9 @@ def _price_ends(course: Course, pricing: Pricing, places: Places, duration: Floa
     holders: dict[int, list[Group]] = {}
     for group in plan.groups:
         holders.setdefault(group.pp, []).append(group)
+    busy = pricing.busy(plan.groups)
     reduce_s = [
-        pricing.reduce_s(holders[pp], layers)
+        pricing.reduce_s(holders[pp], layers, busy)
         for pp, layers in zip(placement.pp, placement.layers, strict=True)
     ]
     duration[course.meetings.at] = np.array(reduce_s)[course.meetings.stage]
