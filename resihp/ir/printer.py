@@ -121,7 +121,7 @@ def _body(body: tuple[Instr, ...], lines: _Lines) -> str:
         lines.add(body)
         text = "".join(map(lines.__getitem__, map(id, body)))
     # The line of the first of a pair ends with `&`: the second goes on there.
-    return text.replace("&\n  ", "& ")
+    return text.replace("&\n  ", "& ") if "&" in text else text
 
 
 def _of(statement: Statement) -> _Line:

@@ -66,6 +66,14 @@ class Engine:
         self._calendar = Calendar()
         self._touched: list[Worker] = []
         """Workers that may start something now."""
+        self._constants = (
+            self._calendar.ends,
+            self._calendar.times,
+            _B if problem.split else _BW,
+            style is GREEDY,
+            migrate is not None,
+        )
+        """What each start asks for."""
         self._forwards: set[int] = set()
         """Stages at which a forward ends now."""
         self._shift = len(problem.replicas).bit_length()
@@ -184,10 +192,8 @@ class Engine:
 
         Whether all work can still end by `limit`.
         """
-        now, ends, times = self.now, self._calendar.ends, self._calendar.times
-        greedy, own, shift = self.style is GREEDY, self._own, self._shift
-        op_b = _B if self.problem.split else _BW
-        touched = self._touched
+        now, touched = self.now, self._touched
+        ends, times, op_b, greedy, follows = self._constants
         if not greedy:
             # What a patient worker does depends on its neighbours: one order for all.
             touched = sorted(dict.fromkeys(touched), key=lambda worker: worker.stage)
@@ -212,10 +218,8 @@ class Engine:
                 code, ticks = heappop(worker.ready_f), worker.forward
                 worker.room -= worker.activation
                 worker.in_flight += 1
-                if code & own == own:
-                    worker.next_own = max(worker.next_own, (code >> shift) + 1)
-                else:
-                    worker.promised -= 1
+                if follows:
+                    self._note_forward(worker, code)
             elif doing == _W:
                 code, ticks = worker.waiting_w.popleft(), worker.weight
             elif doing == op_b:
@@ -307,6 +311,13 @@ class Engine:
         self.reloaded.add(worker.stage)
 
     # --- what migration rules ask and do
+
+    def _note_forward(self, worker: Worker, code: int) -> None:
+        """`worker` starts the forward of a micro-batch."""
+        if code & self._own == self._own:
+            worker.next_own = max(worker.next_own, (code >> self._shift) + 1)
+        else:
+            worker.promised -= 1
 
     def next_pending(self, worker: Worker) -> int | None:
         """The first of the team's own micro-batches whose F has not begun and that it will run."""
