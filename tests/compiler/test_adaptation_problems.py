@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_cases import MESHES, random_groups
 from plan_cases import plan_of
 
 from resihp.compiler.adaptation import Profile, Situation, problem_of
 from resihp.compiler.adaptation.layouts import Layout, kept_layout
 from resihp.compiler.adaptation.problems import TICK_S, in_flight_of
-from resihp.compiler.cluster import CLUSTERS, Cluster, ClusterSize, Health
+from resihp.compiler.cluster import CLUSTERS, Cluster, ClusterSize, Health, SlowLink
 from resihp.compiler.costs import CostModel
 from resihp.compiler.models import Model
 from resihp.compiler.pricing import Pricing
@@ -53,6 +58,32 @@ def test_what_a_layout_lacks_is_none():
     assert problem.replicas[0].chunks[1] is None
     assert problem.replicas[0].memory[1] is None
     assert problem.replicas[1].chunks[1] is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(MESHES))
+def test_a_crossing_is_the_slowest_of_all_pairs_of_replicas(seed, mesh):
+    """Any layout, some of its groups missing, and a slow link: each sender, each receiver."""
+    rng = random.Random(seed)
+    plan = plan_of(tp=mesh.tp, pp=mesh.pp, dp=mesh.dp)
+    stages = [group.layers for group in plan.groups[: mesh.pp]]
+    groups = random_groups(rng, mesh, stages, range(mesh.world))
+    nodes = sorted(rng.sample(range(4), 2))
+    situation = situation_of(plan, links=[SlowLink(nodes=(nodes[0], nodes[1]), factor=3.0)])
+    problem = problem_of(situation, Layout(groups, (), ()))
+
+    def slowest(stage: int) -> int:
+        tokens, crossing = plan.batch.tokens, situation.pricing.crossing
+        pairs = [
+            (one, other)
+            for one in groups
+            for other in groups
+            if one.replica != other.replica and (one.pp, other.pp) == (stage, stage + 1)
+        ]
+        times = [crossing(*way, tokens).seconds for pair in pairs for way in (pair, pair[::-1])]
+        return max((max(1, round(each / TICK_S)) for each in times), default=0)
+
+    assert problem.crossing == tuple(slowest(stage) for stage in range(mesh.pp - 1))
 
 
 def test_the_schedule_sets_the_bound_and_whether_w_is_apart():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from resihp.compiler.adaptation.layouts import Layout
 from resihp.compiler.adaptation.situation import Situation
@@ -170,10 +171,10 @@ class _Rows:
 
 
 def _distance(situation: Situation, here: Group, there: Group) -> object:
-    """What the time between two groups depends on, beside their degrees."""
+    """What the time between two groups depends on, beside their degrees; None is a sound link."""
     cluster, health = situation.pricing.cluster, situation.pricing.health
     one, other = cluster.node_of(here.ranks[0]), cluster.node_of(there.ranks[0])
-    return one == other or (health.link(one, other) if health.links else None)
+    return True if one == other else health.link(one, other)
 
 
 def _ticks(seconds: float) -> int:
@@ -191,17 +192,36 @@ def _crossing_ticks(situation: Situation, here: Group, there: Group) -> int:
 def _between_replicas(
     situation: Situation, senders: Mapping[int, Group], receivers: Mapping[int, Group]
 ) -> Iterator[int]:
-    """Ticks from a stage of each replica to the next stage of another replica.
+    """Ticks from a stage of each replica to the next stage of each other replica.
 
-    Pairs of equal degrees and equal distance cost the same and are looked at once.
+    Pairs of equal degrees and equal distance cost the same and are looked at once. Which they are
+    shows among the groups of the sender's node and of the nodes that a slow link joins to it; of
+    all others one of each degree is enough.
     """
-    others = list(receivers.values())
+    node_of = situation.pricing.cluster.node_of
+    joined = _joined_by_slow_links(situation)
+    on_node: defaultdict[int, list[Group]] = defaultdict(list)
+    of_degree: defaultdict[int, list[Group]] = defaultdict(list)
+    for there in receivers.values():
+        on_node[node_of(there.ranks[0])].append(there)
+        of_degree[there.tp].append(there)
     seen: set[object] = set()
-    for index, here in enumerate(senders.values()):
-        there = others[(index + 1) % len(others)] if others else here
-        if there.replica == here.replica:
-            continue
-        kind = here.tp, there.tp, _distance(situation, here, there)
-        if kind not in seen:
-            seen.add(kind)
-            yield _crossing_ticks(situation, here, there)
+    for here in senders.values():
+        node = node_of(here.ranks[0])
+        close = (on_node[each] for each in (node, *joined.get(node, ())) if each in on_node)
+        far = (some for tp, some in of_degree.items() if (here.tp, tp, None) not in seen)
+        for there in chain.from_iterable(chain(close, far)):
+            kind = here.tp, there.tp, _distance(situation, here, there)
+            if there.replica != here.replica and kind not in seen:
+                seen.add(kind)
+                yield _crossing_ticks(situation, here, there)
+
+
+def _joined_by_slow_links(situation: Situation) -> Mapping[int, list[int]]:
+    """The other ends of the slow links of each node that has some."""
+    ends: defaultdict[int, list[int]] = defaultdict(list)
+    for link in situation.pricing.health.links:
+        one, other = link.nodes
+        ends[one].append(other)
+        ends[other].append(one)
+    return ends
