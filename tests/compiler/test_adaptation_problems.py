@@ -80,7 +80,9 @@ def test_a_crossing_is_the_slowest_of_all_pairs_of_replicas(seed, mesh):
             for other in groups
             if one.replica != other.replica and (one.pp, other.pp) == (stage, stage + 1)
         ]
-        times = [crossing(*way, tokens).seconds for pair in pairs for way in (pair, pair[::-1])]
+        times = [
+            crossing(way[0], way[1], tokens).seconds for pair in pairs for way in (pair, pair[::-1])
+        ]
         return max((max(1, round(each / TICK_S)) for each in times), default=0)
 
     assert problem.crossing == tuple(slowest(stage) for stage in range(mesh.pp - 1))
