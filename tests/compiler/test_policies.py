@@ -100,6 +100,16 @@ def test_shares_vary_as_little_as_any(ticks, more):
     assert spread(found) <= min(map(spread, ways)) * (1 + 1e-9)
 
 
+def test_shares_of_many_replicas_vary_little():
+    """A thousand different paces: no load is further from the mean than half of the longest."""
+    ticks = [1000 + index for index in range(1024)]
+    found = even_shares(ticks, 16 * len(ticks))
+    assert sum(found) == 16 * len(ticks)
+    loads = [share * each for share, each in zip(found, ticks, strict=True)]
+    mean = sum(loads) / len(loads)
+    assert max(abs(load - mean) for load in loads) <= 0.6 * max(ticks)
+
+
 def test_adaptra_hides_a_slow_link_by_warming_up_more():
     """A delay of several forwards on one link costs it much less than doing nothing."""
     plan = plan_of(tp=1, pp=4, dp=1, microbatches=24, schedule="zb-h1")

@@ -7,6 +7,7 @@ do, starting points of the search.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heapreplace, nsmallest
 
 from resihp.compiler.planner.balance import spread
 from resihp.compiler.planner.planned import Item
@@ -16,6 +17,10 @@ __all__ = ["carriers_of", "even_shares", "replica_ticks", "round_robin"]
 
 _LEVELS = 12
 """Levels on each side of the exact one that shares are made for, up to the longest time away."""
+_LEVELS_TIMES_SHARES = 768
+"""Of many replicas there are fewer levels: the nearer to each other are loads of one level."""
+_MOST_KINDS = 16
+"""Replicas that a move is looked for among, on each side, the most promising ones."""
 
 
 def round_robin(problem: Problem, carriers: Mapping[Item, int]) -> dict[Item, dict[int, int]]:
@@ -80,7 +85,8 @@ def even_shares(ticks: Sequence[float], count: int) -> list[int]:
     """
     assert count >= len(ticks)
     exact = count / sum(1 / each for each in ticks)
-    levels = {exact + step / _LEVELS * max(ticks) for step in range(-_LEVELS, _LEVELS + 1)}
+    num_levels = min(_LEVELS, 1 + _LEVELS_TIMES_SHARES // len(ticks))
+    levels = {exact + step / num_levels * max(ticks) for step in range(-num_levels, num_levels + 1)}
     found = [_settled(_near(level, ticks, count), ticks) for level in sorted(levels)]
     return min(found, key=lambda shares: _variance(shares, ticks))
 
@@ -93,9 +99,12 @@ def _near(level: float, ticks: Sequence[float], count: int) -> list[int]:
     def added(d: int) -> float:
         return step * ticks[d] * (step * ticks[d] + 2 * (shares[d] * ticks[d] - level))
 
+    heap = [(added(d), d) for d, share in enumerate(shares) if share + step >= 1]
+    heapify(heap)
     for _ in range(abs(count - sum(shares))):
-        open_ones = [d for d, share in enumerate(shares) if share + step >= 1]
-        shares[min(open_ones, key=added)] += step
+        d = heap[0][1]
+        shares[d] += step
+        heapreplace(heap, (added(d) if shares[d] + step >= 1 else float("inf"), d))
     return shares
 
 
@@ -113,20 +122,28 @@ def _variance(shares: Sequence[int], ticks: Sequence[float]) -> float:
 
 
 def _best_move(shares: Sequence[int], ticks: Sequence[float]) -> tuple[int, int] | None:
-    """(from, to) of the move that lowers the variance most; replicas that are alike once."""
+    """(from, to) of the move that lowers the variance most; replicas that are alike once.
+
+    Of many kinds only those are tried that alone lower the sum of squares most, whatever the
+    mean: that of the loads changes little where there are many.
+    """
     size = len(ticks)
     loads = [share * each for share, each in zip(shares, ticks, strict=True)]
     mean = sum(loads) / size
     kinds = list({(ticks[d], shares[d]): d for d in range(size)}.values())
+
+    def less(d: int) -> float:
+        return ticks[d] * (ticks[d] - 2 * (loads[d] - mean))
+
+    def more(d: int) -> float:
+        return ticks[d] * (ticks[d] + 2 * (loads[d] - mean))
+
+    givers = [(less(d), d) for d in kinds if shares[d] > 1]
+    takers = [(more(d), d) for d in kinds]
     best, move = -1e-9 * mean * mean, None
-    for giver in kinds:
-        for taker in kinds:
-            if giver == taker or shares[giver] == 1:
-                continue
-            less, more = ticks[giver], ticks[taker]
-            change = less * less - 2 * (loads[giver] - mean) * less
-            change += more * more + 2 * (loads[taker] - mean) * more
-            change -= (more - less) ** 2 / size
-            if change < best:
+    for taken, giver in nsmallest(_MOST_KINDS, givers):
+        for added, taker in nsmallest(_MOST_KINDS, takers):
+            change = taken + added - (ticks[taker] - ticks[giver]) ** 2 / size
+            if giver != taker and change < best:
                 best, move = change, (giver, taker)
     return move
