@@ -13,7 +13,13 @@ from resihp.compiler.planner.balance import balanced, homeless_placed
 from resihp.compiler.planner.engine import Engine, Style
 from resihp.compiler.planner.problem import Capacity, Chunks, Problem, Replica
 from resihp.compiler.planner.replay import fits, planned_of, replay
-from resihp.compiler.planner.warmup import best_order_for_delays, delay_bounds, warmup
+from resihp.compiler.planner.warmup import (
+    SHARES,
+    best_order_for_delays,
+    delay_bounds,
+    shares_within,
+    warmup,
+)
 from resihp.compiler.schedules import schedule_order
 
 
@@ -139,3 +145,24 @@ def test_orders_that_do_not_fit_into_memory_are_no_plan():
     """ZB-H2 of two stages keeps three micro-batches, where there is room for two."""
     assert planned_of(pipeline(2, 8, 0, 0, room=3), schedule_order("zb-h2", 2, 8)) is not None
     assert planned_of(pipeline(2, 8, 0, 0, room=2), schedule_order("zb-h2", 2, 8)) is None
+
+
+@given(st.integers(0, 10**9))
+def test_fewer_assumptions_are_made_where_the_plays_are_large(seed):
+    """At least one, and all where they cost nothing."""
+    given = random_problem(random.Random(seed))
+    placing = homeless_placed(given)
+    assert shares_within(0, given, placing) == SHARES[:1]
+    assert shares_within(10**9, given, placing) == SHARES
+    counts = [len(shares_within(budget, given, placing)) for budget in range(0, 9000, 300)]
+    assert counts == sorted(counts)
+
+
+@given(st.integers(0, 10**9))
+def test_what_is_known_only_saves_plays(seed):
+    """The shortest of all that is played and known."""
+    given = random_problem(random.Random(seed))
+    known = Engine(given, homeless_placed(given)).run()
+    alone = best_order_for_delays(given)
+    found = best_order_for_delays(given, known=known)
+    assert found.makespan == min(known.makespan, alone.makespan)

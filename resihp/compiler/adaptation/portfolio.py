@@ -26,7 +26,7 @@ from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.problem import Problem
 from resihp.compiler.planner.search import num_chunks
-from resihp.compiler.planner.warmup import SHARES, best_order_for_delays
+from resihp.compiler.planner.warmup import best_order_for_delays, shares_within
 from resihp.compiler.sources import require_state
 from resihp.compiler.state_traffic import state_traffic
 from resihp.errors import NoFeasiblePlan
@@ -40,6 +40,8 @@ UNCHANGED = "no change"
 """Name of the candidate that leaves everything as it is."""
 _CHEAP_CHUNKS = 3_000
 """Chunks of work of a play that takes no time worth mentioning."""
+_DELAY_CHUNKS = 100_000
+"""Chunks of work that are played in orders for slow links, of each of the best candidates."""
 _LEAST_GAIN = 0.005
 """Share of an iteration that makes further plays of a large job worth while."""
 _NUM_REFINED = 2
@@ -178,8 +180,13 @@ def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
         num_played += count
         entry.offer(planned)
         if situation.pricing.health.links:
-            entry.offer(best_order_for_delays(entry.problem, planned.placing))
-            num_played += len(SHARES)
+            shares = shares_within(_DELAY_CHUNKS, entry.problem, planned.placing)
+            entry.offer(
+                best_order_for_delays(
+                    entry.problem, planned.placing, shares=shares, known=entry.planned
+                )
+            )
+            num_played += len(shares)
     return num_played
 
 

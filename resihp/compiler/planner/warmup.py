@@ -18,15 +18,25 @@ from typing import NamedTuple
 
 from resihp.compiler.planner.balance import homeless_placed
 from resihp.compiler.planner.engine import Engine
-from resihp.compiler.planner.planned import GREEDY, Placing, Planned, Style
+from resihp.compiler.planner.planned import Placing, Planned
 from resihp.compiler.planner.problem import Problem
 from resihp.compiler.planner.replay import replay
 
-__all__ = ["SHARES", "Assumed", "assumptions", "best_order_for_delays", "delay_bounds", "warmup"]
+__all__ = [
+    "SHARES",
+    "Assumed",
+    "assumptions",
+    "best_order_for_delays",
+    "delay_bounds",
+    "shares_within",
+    "warmup",
+]
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0, 2.0)
-"""Of the true delays, which orders are made for. The published rule is stated with c / F and, in
-a figure, with 2 c / F: the last one stands for that."""
+SHARES = (1.0, 0.5, 2.0, 0.0, 0.25, 0.75)
+"""Of the true delays, which orders are made for; the first ones where not all are worth it. The
+published rule is stated with c / F and, in a figure, with 2 c / F: 2 stands for that."""
+
+_NEVER = 1 << 62
 
 
 class Assumed(NamedTuple):
@@ -58,12 +68,24 @@ def warmup(forwards: Sequence[int], delays: Sequence[int], limit: int) -> tuple[
 
 def delay_bounds(problem: Problem) -> list[tuple[int, ...]]:
     """The different bounds on micro-batches in flight that the rule gives for assumed delays."""
-    bounds = (assumed.problem.in_flight for assumed in assumptions(problem))
+    bounds = (assumed.problem.in_flight for assumed in assumptions(problem, sorted(SHARES)))
     return [bound for bound in dict.fromkeys(bounds) if bound is not None]
 
 
-def assumptions(problem: Problem) -> Iterator[Assumed]:
-    """`problem` at each of the `SHARES` of its delays, with the bound that the rule gives there.
+def shares_within(budget: int, problem: Problem, placing: Placing) -> tuple[float, ...]:
+    """Of the `SHARES`, at least one, as many as about `budget` chunks of work suffice for.
+
+    Those who give or take micro-batches are played one by one.
+    """
+    apart = {home for home, _ in placing}
+    apart.update(taker for stages in placing.values() for taker in stages.values())
+    num_played = len(apart) + len(set(problem.replicas))
+    cost = 3 * num_played * problem.num_stages * problem.num_microbatches
+    return SHARES[: max(1, budget // max(cost, 1))]
+
+
+def assumptions(problem: Problem, shares: Sequence[float] = SHARES) -> Iterator[Assumed]:
+    """`problem` at each of the `shares` of its delays, with the bound that the rule gives there.
 
     Replicas share a bound, so the longest delay and the shortest forward of a stage count.
     """
@@ -72,7 +94,7 @@ def assumptions(problem: Problem) -> Iterator[Assumed]:
         for s in range(problem.num_stages)
     ]
     limit = min(problem.num_microbatches, _room(problem))
-    for share in SHARES:
+    for share in shares:
         rows = tuple(
             row._replace(edges=tuple(round(ticks * share) for ticks in row.edges))
             for row in problem.replicas
@@ -84,25 +106,36 @@ def assumptions(problem: Problem) -> Iterator[Assumed]:
 
 
 def best_order_for_delays(
-    problem: Problem, placing: Placing | None = None, *, styles: Sequence[Style] = (GREEDY,)
+    problem: Problem,
+    placing: Placing | None = None,
+    *,
+    shares: Sequence[float] = SHARES,
+    known: Planned | None = None,
 ) -> Planned:
     """The shortest plan at the true delays among those that are made for assumed ones.
 
     Everything stays at home that has one, unless `placing` says otherwise. The bound of
     `problem` on micro-batches in flight is replaced by the rule's; memory bounds all plans.
+    `known` is returned where nothing is shorter.
     """
     where = homeless_placed(problem) if placing is None else placing
-    best: Planned | None = None
-    for assumed in assumptions(problem):
-        for style in styles:
-            planned = Engine(assumed.problem, where, style=style).run()
-            makespan = replay(problem, planned)
-            assert makespan is not None, "what ran with some delays runs with all of them"
-            planned = planned._replace(makespan=makespan, ends=())
-            if best is None or _rank(planned) < _rank(best):
-                best = planned
+    best = known
+    for assumed in assumptions(problem, shares):
+        planned = Engine(assumed.problem, where).run_within(_limit(best, assumed))
+        if planned is None:
+            continue
+        makespan = replay(problem, planned)
+        assert makespan is not None, "what ran with some delays runs with all of them"
+        planned = planned._replace(makespan=makespan, ends=())
+        if best is None or _rank(planned) < _rank(best):
+            best = planned
     assert best is not None
     return best
+
+
+def _limit(best: Planned | None, assumed: Assumed) -> int:
+    """With longer delays nothing ends sooner, so what takes longer with short ones cannot win."""
+    return best.makespan if best is not None and best.complete and assumed.share <= 1 else _NEVER
 
 
 def _rank(planned: Planned) -> tuple[bool, int]:
