@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="PLAN", help="the plan that ran before, or - for stdin")
     described.add_cluster(parser)
     described.add_health(parser)
+    described.add_lengths(parser)
     parser.add_argument(
         "--rejoin",
         action="append",
@@ -107,23 +108,41 @@ def run(args: argparse.Namespace) -> int:
     if args.policy != "resihp":
         return _run_policy(situation, args)
     decision = adapt(situation, budget=budget, least_gain=args.least_gain)
-    _tell(decision.plan, decision.text, decision.record(), decision.summary(), args)
+    record = decision.record()
+    record["warnings"] = warnings = _warnings(situation, decision.plan)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    _tell(decision.plan, decision.text, record, decision.summary(), args)
     return 0
+
+
+def _warnings(situation: Situation, plan: Plan) -> tuple[str, ...]:
+    """Why the plan may not run on the cluster."""
+    from resihp.compiler.device_memory import memory_warnings
+    from resihp.compiler.simulate import simulate
+
+    pricing = situation.pricing
+    if plan.memory_bytes is not None and plan.memory_bytes <= pricing.cluster.device.memory_bytes:
+        return ()
+    return memory_warnings(simulate(plan, pricing))
 
 
 def _run_policy(situation: Situation, args: argparse.Namespace) -> int:
     """Ask another policy. Raises UserError for an unknown one, NoFeasiblePlan where it stops."""
     from resihp.compiler.adaptation.emit import check
     from resihp.compiler.policies import POLICIES, find_policies
+    from resihp.compiler.words import spell_seconds
     from resihp.errors import NoFeasiblePlan
 
     chosen = find_policies(args.policy)
+    if args.lengths is not None:
+        raise UserError(f"--lengths says nothing to --policy {args.policy}: leave one out")
     if len(chosen) != 1:
         raise UserError(f"--policy {args.policy}: wanted is one; `simulate --compare` has all")
     outcome = POLICIES[chosen[0]](situation)
     if outcome.iteration_s is None:
         raise NoFeasiblePlan(f"{outcome.name}: {outcome.note}")
-    summary = f"{outcome.name}: {outcome.iteration_s:.4g} s an iteration; {outcome.note}"
+    summary = f"{outcome.name}: {spell_seconds(outcome.iteration_s)} an iteration; {outcome.note}"
     if outcome.plan is None:
         print(f"{summary}; the plan language cannot say this", file=sys.stderr)
         return 1
@@ -159,6 +178,7 @@ def _situation(plan: Plan, args: argparse.Namespace) -> Situation:
         Profile(moves_single_stages=not args.whole_microbatches, repartitions=not args.keep_layers),
         args.resume,
         health_of(rejoined, pricing.cluster, plan.mesh.world).lost,
+        described.lengths_of(args, plan),
     )
 
 

@@ -141,16 +141,18 @@ def _has_errors(plan: Plan) -> bool:
 def _summary(plan: Plan, model: Model, pricing: Pricing) -> str:
     """Two lines: what the plan is, and what is predicted."""
     from resihp.compiler.prediction import predict
+    from resihp.compiler.words import spell_rate, spell_seconds
+    from resihp.ir.verify.memory import readable_bytes
 
     mesh, cluster = plan.mesh, pricing.cluster.cluster
     layers = sorted(each for group in plan.groups[: mesh.pp] for each in group.layers)
     counts = ",".join(str(each.last - each.first + 1) for each in layers)
     found = predict(plan, model, pricing)
-    capacity = "" if plan.memory_bytes is None else f" of {plan.memory_bytes / (1 << 30):.0f}"
+    capacity = "" if plan.memory_bytes is None else f" of {readable_bytes(plan.memory_bytes)}"
     return (
         f"{plan.model.name} in {plan.precision} on {cluster.name} ({mesh.world} of "
         f"{cluster.nodes * cluster.gpus_per_node} devices): {plan.schedule}, layers {counts}\n"
-        f"iteration {found.iteration_s:.3g} s, {found.tokens_per_s:.3g} tokens/s, "
+        f"iteration {spell_seconds(found.iteration_s)}, {spell_rate(found.tokens_per_s)} tokens/s, "
         f"{found.flops_share:.0%} of the peak FLOPs, bubble {found.bubble_share:.1%}, memory "
-        f"{found.peak_bytes / (1 << 30):.1f}{capacity} GiB ({found.fullest})"
+        f"{readable_bytes(found.peak_bytes)}{capacity} ({found.fullest})"
     )

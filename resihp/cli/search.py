@@ -115,22 +115,26 @@ _HEAD = (
 
 
 def _table(result: Result, top: int) -> str:
+    from resihp.compiler.words import spell_rate
+
     lines = [_HEAD]
     for choice in result.choices[:top]:
         found = choice.prediction
         split = f"{choice.microbatches} x {choice.sequences}"
         lines.append(
             f"{choice.tp:4} {choice.pp:4} {choice.dp:4}  {choice.schedule:16}  {split:>13}  "
-            f"{found.iteration_s:8.3f} s  {found.tokens_per_s:9.3g}  {found.flops_share:6.1%}  "
-            f"{found.bubble_share:6.1%}  {found.peak_bytes / (1 << 30):.0f}"
+            f"{found.iteration_s:8.3f} s  {spell_rate(found.tokens_per_s):>9}  "
+            f"{found.flops_share:6.1%}  {found.bubble_share:6.1%}  "
+            f"{found.peak_bytes / (1 << 30):.0f}"
         )
     return "\n".join(lines) + "\n"
 
 
 def _summary(result: Result, job: Job, cluster: Cluster) -> str:
+    devices = f"{job.num_devices} device{'' if job.num_devices == 1 else 's'}"
     note = "" if result.is_complete else "; others may be faster: name fewer --schedules"
     return (
-        f"{cluster.cluster.name}, {job.num_devices} devices, {job.precision}: "
+        f"{cluster.cluster.name}, {devices}, {job.precision}: "
         f"{result.num_candidates} ways to cut the job, {result.num_drafts} schedules simulated "
         f"({result.num_too_large} did not fit), then {len(result.choices)} plans{note}"
     )

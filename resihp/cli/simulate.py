@@ -77,6 +77,8 @@ def _figures(plan: Plan, args: argparse.Namespace) -> tuple[object, str]:
 
     pricing, lengths = pricing_of(plan, args), lengths_of(args, plan)
     found = report_of(simulate(plan, pricing, lengths=lengths, contention=args.contention))
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     return found, render_report(found)
 
 

@@ -52,6 +52,21 @@ def test_options_bound_what_may_change(healthy, capsys):
     assert all(instr.peer is None for stream in plan.streams for instr in stream.body)
 
 
+def test_documents_of_a_file_set_the_simulated_times(healthy, capsys, tmp_path):
+    """Half of the micro-batches are half as long; what is decided is what `simulate` then says."""
+    lengths = tmp_path / "lengths.jsonl"
+    lengths.write_text("[16, 16]\n[8]\n")
+    words = ["adapt", str(healthy), "--fail", "rank=5", "--format", "json"]
+    new = tmp_path / "new.plan"
+    assert main([*words, "--lengths", str(lengths), "-o", str(new)]) == 0
+    short = json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    assert short["iteration_s"] < json.loads(capsys.readouterr().out)["iteration_s"]
+    words = ["simulate", str(new), "--lengths", str(lengths), "--format", "json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["iteration_s"] == short["iteration_s"]
+
+
 def test_a_rank_that_is_back_is_used_where_that_pays(healthy, capsys, tmp_path):
     """In a group or standby: so small a model is not always faster on more ranks."""
     degraded = tmp_path / "degraded.plan"

@@ -9,6 +9,7 @@ import pytest
 from plan_cases import plan_of
 
 from resihp.cli import main
+from resihp.compiler.facts import num_parameters
 from resihp.compiler.policies.comparison import Comparison
 from resihp.compiler.simulate.report import Report
 from resihp.ir.printer import print_plan
@@ -67,11 +68,40 @@ def test_transfers_between_nodes_are_told_and_may_queue(plan_file, capsys):
         "[inter_node]\ngb_per_s = 1e-3\nlatency_us = 1\n"
     )
     free = report(capsys, plan_file, "--cluster", "c.toml")
-    assert [(link.source, link.target) for link in free.links] == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    sent = [(link.source, link.target) for link in free.links if link.num_bytes]
+    assert sorted(sent) == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    reduced = {(link.source, link.target): link.reduced_bytes for link in free.links}
+    holders = {(0, 2), (2, 0), (1, 3), (3, 1)}
+    assert {link for link, num_bytes in reduced.items() if num_bytes} == holders
+    # Two replicas: each sends the gradients of its stage to the other once.
+    parameters = num_parameters(plan_of().model, plan_of().groups[0].sole_layers, 1)
+    assert reduced[0, 2] == pytest.approx(4 * parameters, rel=0.05)
     queued = report(capsys, plan_file, "--cluster", "c.toml", "--contention")
     assert queued.iteration_s > free.iteration_s
     assert main(["simulate", plan_file, "--cluster", "c.toml"]) == 0
     assert "node 0 -> 1" in capsys.readouterr().out
+
+
+def test_devices_with_less_memory_than_the_plan_counts_on_are_told(tmp_path, capsys):
+    """What it states, and what it needs where that is more than there is."""
+    stated = tmp_path / "stated.plan"
+    stated.write_text(print_plan(plan_of(memory_bytes=80 << 30)))
+    assert (
+        "a device of cpu-box has 2 GiB and the plan states 80 GiB"
+        in (report(capsys, str(stated), "--cluster", "cpu-box").warnings[0])
+    )
+    small = tmp_path / "small.toml"
+    small.write_text(
+        '[cluster]\nname = "small"\nnodes = 4\ngpus_per_node = 2\n'
+        "[device]\nmemory_gib = 1e-5\nbf16_tflops = 1\nfp32_tflops = 1\n"
+        "[intra_node]\ngb_per_s = 1\nlatency_us = 1\n"
+        "[inter_node]\ngb_per_s = 1\nlatency_us = 1\n"
+    )
+    for verb in ("simulate", "adapt"):
+        assert main([verb, str(stated), "--cluster", str(small)]) == 0
+        warning = capsys.readouterr().err
+        assert "warning: a device of small has" in warning
+        assert "cannot run there" in warning
 
 
 def test_a_lost_rank_in_the_plan_is_named(plan_file, capsys):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from resihp.compiler.words import spell_seconds
 from resihp.ir.model import Plan
+from resihp.ir.statements import spell_numbers
 
 __all__ = ["CANNOT_WIN", "Considered", "Decision"]
 
@@ -40,7 +42,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """For the operator."""
         time_s = self.iteration_s or self.makespan_s or self.bound_s
-        return f"  - {self.name}{'' if time_s is None else f' {_seconds(time_s)}'}: {self.why}"
+        return f"  - {self.name}{'' if time_s is None else f' {spell_seconds(time_s)}'}: {self.why}"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,15 +78,17 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
             gain = f", {100 * (1 - self.iteration_s / self.no_change_s):.1f} % less than unchanged"
         elif self.no_change_s is None:
             gain = "; unchanged it cannot run"
-        head = f"{self.chosen}: {_seconds(self.iteration_s)} an iteration{gain}"
+        head = f"{self.chosen}: {spell_seconds(self.iteration_s)} an iteration{gain}"
         moved = None
         if self.moved_bytes:
-            moved = f"moves {self.moved_bytes / 1e9:.3g} GB of state in {_seconds(self.moved_s)}"
+            moved = (
+                f"moves {self.moved_bytes / 1e9:.3g} GB of state in {spell_seconds(self.moved_s)}"
+            )
         plan = self.plan
         parts = [
             moved,
-            f"standby {' '.join(map(str, plan.standby))}" if plan.standby else None,
-            f"lost {' '.join(map(str, plan.lost))}" if plan.lost else None,
+            f"standby {spell_numbers(plan.standby)}" if plan.standby else None,
+            f"lost {spell_numbers(plan.lost)}" if plan.lost else None,
         ]
         lines = [head, *(f"  {part}" for part in parts if part)]
         pruned = [each for each in self.considered if each.is_pruned]
@@ -92,9 +96,5 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         if pruned:
             least_s = min(each.bound_s for each in pruned if each.bound_s is not None)
             others = "1 other takes" if len(pruned) == 1 else f"{len(pruned)} others take"
-            lines.append(f"  - {others} at least {_seconds(least_s)} and cannot win")
+            lines.append(f"  - {others} at least {spell_seconds(least_s)} and cannot win")
         return "\n".join(lines)
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms" if seconds < 1 else f"{seconds:.4g} s"

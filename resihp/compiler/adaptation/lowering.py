@@ -70,7 +70,7 @@ def _may_be_faster(entry: Entry, best_s: float) -> bool:
 
 def simulated_s(situation: Situation, plan: Plan) -> float:
     """Seconds of an iteration of a verified plan."""
-    return simulate(plan, situation.pricing).iteration_s
+    return simulate(plan, situation.pricing, lengths=situation.all_lengths).iteration_s
 
 
 def _fitting(situation: Situation, entry: Entry) -> Simulation | None:
@@ -86,7 +86,7 @@ def _fitting(situation: Situation, entry: Entry) -> Simulation | None:
         if planned is None or not planned.complete:
             return None
         plan = lowered(situation, entry.candidate.layout, streams_of(planned))
-        simulation = simulate(plan, situation.pricing)
+        simulation = simulate(plan, situation.pricing, lengths=situation.all_lengths)
         lacking = lacking_bytes(simulation)
         if not lacking:
             return simulation

@@ -40,7 +40,7 @@ def named_outcomes(
         order = schedule_of(plan)
         streams = ordered(plan, order, work).streams
         made = lowered(situation, candidate.layout, streams, order=order)
-        simulation = simulate(made, situation.pricing)
+        simulation = simulate(made, situation.pricing, lengths=situation.all_lengths)
         iteration_s = None
         why = "needs more memory than a device has"
         if not lacking_bytes(simulation):

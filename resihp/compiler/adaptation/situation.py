@@ -5,7 +5,7 @@ Health, what is lost and what is slow, is part of the prices (`Pricing.health`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import msgspec
@@ -49,10 +49,12 @@ class Situation:
         profile: Profile = ANYTHING,
         resume_step: int | None = None,
         returned: Collection[int] = (),
+        all_lengths: Sequence[Lengths] | None = None,
     ) -> None:
         """`resume_step` is the interrupted iteration that the new plan redoes.
 
         `returned` are ranks that the plan before has lost and that are back, without any state.
+        `all_lengths` are those of the micro-batches of all replicas, home after home; fewer repeat.
 
         Raises UserError for ranks that the job does not have, or that return and were not lost.
         """
@@ -61,6 +63,8 @@ class Situation:
         self.profile = profile
         self.resume_step = resume_step
         self.returned = frozenset(returned) - pricing.health.lost
+        self.all_lengths = all_lengths
+        """What plans are simulated with; None: every micro-batch is nominal."""
         self.reserves_buffers = True
         """Whether the planner keeps room for buffers that it does not follow."""
         self.rooms: dict[tuple[LayerRange, int], Capacity] = {}
@@ -79,7 +83,14 @@ class Situation:
 
     def with_profile(self, profile: Profile) -> Situation:
         """The same, for another one who runs the plan."""
-        return Situation(self.previous, self.pricing, profile, self.resume_step, self.returned)
+        return Situation(
+            self.previous,
+            self.pricing,
+            profile,
+            self.resume_step,
+            self.returned,
+            self.all_lengths,
+        )
 
     def without_reserve(self) -> Situation:
         """The same for a first try with all memory: the verifier then tells who lacks how much."""
@@ -118,5 +129,16 @@ class Situation:
 
     @cached_property
     def lengths(self) -> Lengths:
-        """Of a nominal micro-batch: one document that fills it."""
-        return Lengths.of([self.previous.batch.tokens])
+        """Of a nominal micro-batch, as the planner sees all of them.
+
+        The mean of those that are known, or else one document that fills it.
+        """
+        known = self.all_lengths
+        if not known:
+            return Lengths.of([self.previous.batch.tokens])
+        total = self.previous.mesh.dp * self.previous.batch.microbatches
+        each = [known[number % len(known)] for number in range(total)]
+        return Lengths(
+            round(sum(one.tokens for one in each) / total),
+            round(sum(one.pairs for one in each) / total),
+        )

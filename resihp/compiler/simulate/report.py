@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from resihp.compiler.device_memory import memory_warnings
+from resihp.compiler.simulate.reduction import reduced_between_nodes
 from resihp.compiler.simulate.result import GroupTime, Peak, Simulation
 from resihp.ir.model import Group
 from resihp.ir.statements import spell_instr, spell_numbers
@@ -35,11 +37,14 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Activations and gradients from one node to another in one iteration."""
+    """What goes from one node to another in one iteration."""
 
     source: int
     target: int
     num_bytes: int
+    """Activations and their gradients."""
+    reduced_bytes: int
+    """Gradients of parameters, which replicas sum in rings."""
     share: float
     """Of the iteration, if all adapters of a node carried nothing else at full rate."""
 
@@ -61,6 +66,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Position by position."""
     links: tuple[LinkReport, ...]
     """Between different nodes, most bytes first."""
+    warnings: tuple[str, ...]
+    """Why the plan may not run on the cluster."""
 
 
 def report_of(simulation: Simulation) -> Report:
@@ -79,6 +86,7 @@ def report_of(simulation: Simulation) -> Report:
         memory_bytes=plan.memory_bytes or cluster.device.memory_bytes,
         groups=tuple(_group(*both) for both in zip(times, peaks, strict=True)),
         links=_links(simulation),
+        warnings=memory_warnings(simulation),
     )
 
 
@@ -106,14 +114,23 @@ def _layers(group: Group) -> str:
 def _links(simulation: Simulation) -> tuple[LinkReport, ...]:
     cluster = simulation.pricing.cluster
     per_second = cluster.inter_node.gb_per_s * 1e9 * cluster.cluster.nics_per_node
+    sent = simulation.bytes_between_nodes()
+    reduced = reduced_between_nodes(simulation.plan, simulation.pricing)
     links: Iterable[LinkReport] = (
         LinkReport(
             source=here,
             target=there,
-            num_bytes=round(num_bytes),
-            share=num_bytes / per_second / simulation.iteration_s,
+            num_bytes=round(sent.get((here, there), 0.0)),
+            reduced_bytes=round(reduced.get((here, there), 0.0)),
+            share=(sent.get((here, there), 0.0) + reduced.get((here, there), 0.0))
+            / per_second
+            / simulation.iteration_s,
         )
-        for (here, there), num_bytes in simulation.bytes_between_nodes().items()
+        for here, there in sent.keys() | reduced.keys()
         if here != there
     )
-    return tuple(sorted(links, key=lambda link: (-link.num_bytes, link.source, link.target)))
+    return tuple(sorted(links, key=_rank))
+
+
+def _rank(link: LinkReport) -> tuple[int, int, int]:
+    return -link.num_bytes - link.reduced_bytes, link.source, link.target

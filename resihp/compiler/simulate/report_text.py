@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from resihp.compiler.simulate.report import GroupReport, Report
+from resihp.compiler.words import spell_rate, spell_seconds
 from resihp.ir.verify.memory import readable_bytes
 
 __all__ = ["render_report"]
@@ -23,26 +24,20 @@ def render_report(report: Report) -> str:
     fullest = max(report.groups, key=lambda group: group.peak_bytes)
     room = "" if fullest.peak_bytes <= report.memory_bytes else ", TOO MUCH,"
     lines = [
-        f"iteration {seconds(report.iteration_s)}   {report.tokens_per_s:,.0f} tokens/s   "
+        f"iteration {spell_seconds(report.iteration_s)}   "
+        f"{spell_rate(report.tokens_per_s)} tokens/s   "
         f"utilisation {report.utilisation:.1%}   on {report.cluster}",
-        f"compute ends after {seconds(report.compute_s)}",
+        f"compute ends after {spell_seconds(report.compute_s)}",
         "",
         *_aligned(table),
         "",
-        f"busiest   {_place(busiest)}: {seconds(busiest.busy_s)}, {busiest.utilisation:.1%}",
+        f"busiest   {_place(busiest)}: {spell_seconds(busiest.busy_s)}, {busiest.utilisation:.1%}",
         f"memory    {_place(fullest)}: {readable_bytes(fullest.peak_bytes)} of "
         f"{readable_bytes(report.memory_bytes)}{room} at `{fullest.peak_at}`, "
-        f"{seconds(fullest.peak_at_s)} after the begin",
+        f"{spell_seconds(fullest.peak_at_s)} after the begin",
         *_links(report),
     ]
     return "\n".join(lines) + "\n"
-
-
-def seconds(value: float) -> str:
-    """A time that reads well: `1.234 s`, `56.7 ms`."""
-    if value >= 1:
-        return f"{value:.4g} s"
-    return f"{value * 1e3:.4g} ms" if value >= 1e-3 else f"{value * 1e6:.4g} us"
 
 
 def _row(pp: int, groups: Sequence[GroupReport]) -> tuple[str, ...]:
@@ -81,9 +76,10 @@ def _place(group: GroupReport) -> str:
 
 def _links(report: Report) -> list[str]:
     if not report.links:
-        return ["links     no tensor goes from node to node"]
+        return ["links     nothing goes from node to node"]
     lines = [
-        f"node {link.source} -> {link.target}: {readable_bytes(link.num_bytes)}, "
+        f"node {link.source} -> {link.target}: {readable_bytes(link.num_bytes)} of tensors, "
+        f"{readable_bytes(link.reduced_bytes)} to sum gradients, "
         f"{link.share:.1%} of its adapters' time"
         for link in report.links[:_MOST_LINKS]
     ]

@@ -12,6 +12,7 @@ from resihp.compiler.facts import facts_of
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate.course import Course
 from resihp.compiler.simulate.prices import Places, lane_groups
+from resihp.compiler.simulate.reduction import bytes_between_members
 from resihp.compiler.simulate.times import Floats, Prices, Times
 from resihp.errors import UserError
 from resihp.ir.arrays import Arrays, Ints
@@ -146,7 +147,7 @@ class Simulation:
         shared: list[float] = self.shared_s.tolist()
         for group in self._sorted_groups():
             lane = self.lane_of(group.name)
-            bubble_s = total_s - busy[lane] - shared[lane]
+            bubble_s = max(0.0, total_s - busy[lane] - shared[lane])
             rows.append(GroupTime(group, busy[lane], bubble_s, busy[lane] / total_s))
         return rows
 
@@ -237,13 +238,8 @@ class Simulation:
         """Bytes of activations and gradients from rank to rank."""
         total: dict[tuple[int, int], float] = {}
         for sender, receiver, num_bytes in self._between_groups():
-            num_pairs = max(sender.tp, receiver.tp)
-            for chunk in range(num_pairs):
-                pair = (
-                    sender.ranks[chunk * sender.tp // num_pairs],
-                    receiver.ranks[chunk * receiver.tp // num_pairs],
-                )
-                total[pair] = total.get(pair, 0.0) + num_bytes / num_pairs
+            for source, target, share in bytes_between_members(sender, receiver, num_bytes):
+                total[source, target] = total.get((source, target), 0.0) + share
         return total
 
     def _between_groups(self) -> list[tuple[Group, Group, float]]:
