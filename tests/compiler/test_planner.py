@@ -14,6 +14,7 @@ from slow_engine import SlowEngine
 
 from resihp.compiler.planner.algorithm1 import progress_rule
 from resihp.compiler.planner.balance import balanced, homeless_placed, spread
+from resihp.compiler.planner.effort import num_chunks
 from resihp.compiler.planner.engine import Engine
 from resihp.compiler.planner.planned import GREEDY, Planned, Style
 from resihp.compiler.planner.problem import Capacity, Chunks, Problem, Replica, total
@@ -146,6 +147,17 @@ def test_more_replicas_cost_nothing_once_there_are_enough_helpers(num_failures):
 
     one = 3 * 4 * 8
     assert num_played(64) == num_played(256) <= (1 + num_failures * 5) * one
+
+
+@given(st.integers(0, 10**9))
+def test_a_play_costs_no_more_than_was_expected(seed):
+    """Classes are played once, who gives or takes something alone."""
+    rng = random.Random(seed)
+    given = random_problem(rng)
+    placing = rng.choice((homeless_placed, balanced))(given)
+    engine = Engine(given, placing)
+    engine.run()
+    assert engine.num_started <= num_chunks(given, placing)
 
 
 def test_the_work_of_a_lost_stage_goes_to_all_who_can_help():

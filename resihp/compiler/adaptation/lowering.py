@@ -9,10 +9,10 @@ from resihp.compiler.adaptation.emit import Checked, check, lacking_bytes, lower
 from resihp.compiler.adaptation.entries import Entry
 from resihp.compiler.adaptation.planning import plan_well
 from resihp.compiler.adaptation.situation import Situation
+from resihp.compiler.planner.effort import num_chunks
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.orders import streams_of
 from resihp.compiler.planner.problem import Problem
-from resihp.compiler.planner.search import num_chunks
 from resihp.compiler.simulate import Simulation, simulate
 from resihp.ir.model import GroupName, Plan
 

@@ -10,9 +10,10 @@ from itertools import product
 
 from resihp.compiler.adaptation.situation import Profile
 from resihp.compiler.planner.balance import balanced, homeless_placed
+from resihp.compiler.planner.effort import num_chunks
 from resihp.compiler.planner.engine import GREEDY, Engine, Placing, Planned, Style
 from resihp.compiler.planner.problem import Problem
-from resihp.compiler.planner.search import num_chunks, search
+from resihp.compiler.planner.search import search
 from resihp.compiler.planner.whole import whole_placing
 
 __all__ = ["num_homeless", "plan_once", "plan_well"]

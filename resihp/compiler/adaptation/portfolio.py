@@ -23,9 +23,9 @@ from resihp.compiler.adaptation.planning import plan_once, plan_well
 from resihp.compiler.adaptation.problems import TICK_S
 from resihp.compiler.adaptation.shortage import memory_shortage
 from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
+from resihp.compiler.planner.effort import num_chunks
 from resihp.compiler.planner.engine import Planned
 from resihp.compiler.planner.problem import Problem
-from resihp.compiler.planner.search import num_chunks
 from resihp.compiler.planner.warmup import best_order_for_delays, shares_within
 from resihp.compiler.sources import require_state
 from resihp.compiler.state_traffic import state_traffic

@@ -13,13 +13,14 @@ from resihp.compiler.planner.algorithm1 import progress_rule
 from resihp.compiler.planner.balance import balanced, homeless_placed
 from resihp.compiler.planner.carriers import carriers_of, round_robin
 from resihp.compiler.planner.climb import climb
+from resihp.compiler.planner.effort import num_chunks
 from resihp.compiler.planner.engine import Engine
 from resihp.compiler.planner.lower_bound import lower_bound
 from resihp.compiler.planner.planned import GREEDY, Item, Planned, Style
 from resihp.compiler.planner.problem import Problem
 from resihp.compiler.planner.tidy import Ways, tidied
 
-__all__ = ["DEFAULT_BUDGET", "num_chunks", "search"]
+__all__ = ["DEFAULT_BUDGET", "search"]
 
 DEFAULT_BUDGET = 20_000
 """Chunks of work that are played in all beyond the first four plays."""
@@ -31,6 +32,8 @@ _STYLES = (
     Style(forward_first=True),
     Style(overrun=0.0, forward_first=True),
 )
+_MOST = 8
+"""Times the budget that a play beyond the least number may take alone."""
 _MOST_TRIES = 900
 """Of small problems, whose plays cost next to nothing."""
 _TINY = 500
@@ -79,24 +82,20 @@ def _searched(
     for engine in islice(_plays(problem, move=move), known is not None, None):
         if num_played >= least_plays and left < cost + for_climb:
             break
+        if num_played >= least_plays and num_chunks(problem, engine.placing) > _MOST * budget:
+            continue
         left -= cost
         num_played += 1
         best = _better(best, engine.run_within(_limit(best)))
         if best is not None and best.complete and best.makespan <= floor:
             return best, num_played
     assert best is not None
-    if move and best.complete:
+    if move and best.complete and num_chunks(problem, best.placing) <= _MOST * budget:
         more = _MORE_TRIES if cost <= _TINY else 1
         tries = max(0, min(_MOST_TRIES, more * left // cost))
         best = climb(problem, best, _bounds(problem), _STYLES, tries, floor)
         num_played += tries
     return best, num_played
-
-
-def num_chunks(problem: Problem) -> int:
-    """Chunks of work of one play, replicas that are alike counted once."""
-    distinct = len(set(problem.replicas))
-    return 3 * distinct * problem.num_stages * problem.num_microbatches
 
 
 def _limit(best: Planned | None) -> int:

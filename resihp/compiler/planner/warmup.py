@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from resihp.compiler.planner.balance import homeless_placed
+from resihp.compiler.planner.effort import num_chunks
 from resihp.compiler.planner.engine import Engine
 from resihp.compiler.planner.planned import Placing, Planned
 from resihp.compiler.planner.problem import Problem
@@ -73,15 +74,8 @@ def delay_bounds(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def shares_within(budget: int, problem: Problem, placing: Placing) -> tuple[float, ...]:
-    """Of the `SHARES`, at least one, as many as about `budget` chunks of work suffice for.
-
-    Those who give or take micro-batches are played one by one.
-    """
-    apart = {home for home, _ in placing}
-    apart.update(taker for stages in placing.values() for taker in stages.values())
-    num_played = len(apart) + len(set(problem.replicas))
-    cost = 3 * num_played * problem.num_stages * problem.num_microbatches
-    return SHARES[: max(1, budget // max(cost, 1))]
+    """Of the `SHARES`, at least one, as many as about `budget` chunks of work suffice for."""
+    return SHARES[: max(1, budget // max(num_chunks(problem, placing), 1))]
 
 
 def assumptions(problem: Problem, shares: Sequence[float] = SHARES) -> Iterator[Assumed]:
