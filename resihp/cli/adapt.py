@@ -52,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keep-layers", action="store_true", help="layers stay in their stages")
     parser.add_argument(
+        "--min-holders",
+        type=int,
+        default=2,
+        metavar="N",
+        help="groups that are to hold each layer where that can be, so that a loss is no end of "
+        "the job; 1 looks at time alone (default: 2)",
+    )
+    parser.add_argument(
         "--least-gain",
         type=float,
         default=0.0,
@@ -167,6 +175,8 @@ def _situation(plan: Plan, args: argparse.Namespace) -> Situation:
 
     if plan.level is not Level.PLAN:
         raise UserError(f"{name_of_file(args.file)} is a {plan.level}; `resihp lower` it first")
+    if args.min_holders < 1:
+        raise UserError(f"--min-holders {args.min_holders}: must be at least 1; nearest valid: 1")
     if args.resume is not None and args.resume < 0:
         raise UserError(f"--resume {args.resume}: must be at least 0; nearest valid: 0")
     plan = structs.replace(plan, precision=described.precision_of(args, plan))
@@ -179,6 +189,7 @@ def _situation(plan: Plan, args: argparse.Namespace) -> Situation:
         args.resume,
         health_of(rejoined, pricing.cluster, plan.mesh.world).lost,
         described.lengths_of(args, plan),
+        args.min_holders,
     )
 
 

@@ -116,3 +116,11 @@ def test_another_policy_may_decide(healthy, capsys):
     assert main(["adapt", str(healthy), "--fail", "rank=5", "--policy", "none"]) == 4
     assert main(["adapt", str(healthy), "--policy", "recicle"]) == 2
     assert "did you mean recycle?" in capsys.readouterr().err
+
+
+def test_min_holders_must_be_a_number_of_groups(healthy, capsys):
+    """From 1, which looks at time alone."""
+    words = ["adapt", str(healthy), "--fail", "rank=5", "--min-holders"]
+    assert main([*words, "1"]) == 0
+    assert main([*words, "0"]) == 2
+    assert "--min-holders 0: must be at least 1" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from resihp.compiler.adaptation.choices import choices_of
-from resihp.compiler.adaptation.layouts import Layout, formed, kept_layout
+from resihp.compiler.adaptation.layouts import Layout, formed, kept_layout, num_holders
 from resihp.compiler.adaptation.pp import SHARES, held_layers, repartitioned
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.adaptation.tp import Members
@@ -45,6 +45,8 @@ class Candidate(NamedTuple):
 def candidates(situation: Situation) -> list[Candidate]:
     """All different ones; the layout of before, where it can go on, first.
 
+    Only those in which each layer has `Situation.min_holders` holders, or else as many as it can.
+
     Raises NoFeasiblePlan where no choice of members gives every layer a place.
     """
     found: list[Candidate] = []
@@ -66,7 +68,8 @@ def candidates(situation: Situation) -> list[Candidate]:
         raise NoFeasiblePlan(
             "no split of the layers fits into the memory of the groups that are left"
         )
-    return found
+    holders = [min(situation.min_holders, num_holders(each.layout.groups)) for each in found]
+    return [each for each, count in zip(found, holders, strict=True) if count == max(holders)]
 
 
 def _layers(

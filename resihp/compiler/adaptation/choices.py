@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.adaptation.tp import RULES, Members, choose_members, degraded
+from resihp.compiler.locality import home_ranks
 from resihp.compiler.spares import Rate
 from resihp.errors import NoFeasiblePlan
 from resihp.ir.model import Group, GroupName, LayerRange, Op
@@ -58,10 +59,23 @@ def choices_of(situation: Situation, layers: Mapping[int, tuple[LayerRange, ...]
         if all(members != choice.members for choice in found):
             fits = not asked.fewest_layers
             found.append(Choice(asked.name, members, bool(asked.without), fits))
+    healthy = _healthy(situation)
+    if not situation.lost and all(healthy != choice.members for choice in found):
+        found.append(Choice("as at first", healthy))
     if not found:
         assert refusal is not None
         raise refusal
     return found
+
+
+def _healthy(situation: Situation) -> Members:
+    """Where all ranks are there: those that each group had when the job began."""
+    mesh = situation.previous.mesh
+    return {
+        GroupName(replica, pp): tuple(home_ranks(GroupName(replica, pp), mesh))
+        for replica in range(mesh.dp)
+        for pp in range(mesh.pp)
+    }
 
 
 def _asked(situation: Situation) -> Iterator[_Asked]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +13,15 @@ from resihp.compiler.reconfigure import lines_to
 from resihp.compiler.seats import seats
 from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard, Resume
 
-__all__ = ["Layout", "formed", "kept_layout", "on_layout", "supplied"]
+__all__ = [
+    "Layout",
+    "formed",
+    "gains_holders",
+    "kept_layout",
+    "num_holders",
+    "on_layout",
+    "supplied",
+]
 
 
 class Layout(NamedTuple):
@@ -53,6 +62,17 @@ def formed(
         standby=tuple(sorted(situation.alive.difference(used))),
         lost=tuple(sorted(situation.lost)),
     )
+
+
+def gains_holders(situation: Situation, before: Plan, after: Plan) -> bool:
+    """Whether layers that had fewer holders than they should get more of them."""
+    wanted = min(situation.min_holders, num_holders(after.groups))
+    return num_holders(before.groups) < wanted
+
+
+def num_holders(groups: Iterable[Group]) -> int:
+    """How many groups hold each layer, at least: all but one may be lost."""
+    return min(Counter(group.pp for group in groups).values())
 
 
 def supplied(situation: Situation, layout: Layout) -> Layout:

@@ -16,7 +16,7 @@ from resihp.compiler.adaptation.candidates import candidates
 from resihp.compiler.adaptation.decision import CANNOT_WIN, Considered, Decision
 from resihp.compiler.adaptation.emit import check
 from resihp.compiler.adaptation.entries import Entry
-from resihp.compiler.adaptation.layouts import kept_layout, on_layout
+from resihp.compiler.adaptation.layouts import gains_holders, kept_layout, on_layout
 from resihp.compiler.adaptation.lowering import Outcome, best_outcome, simulated_s
 from resihp.compiler.adaptation.named_order import named_outcomes
 from resihp.compiler.adaptation.planning import plan_once, plan_well
@@ -69,9 +69,13 @@ def adapt(
         best, considered, num_played = _found(situation.without_reserve(), no_change_s, budget)
     if unchanged is None and best is None:
         best, considered = _by_name(situation, considered)
+    if best is None and situation.min_holders > 1:
+        fewer = situation.with_min_holders(situation.min_holders - 1)
+        return adapt(fewer, budget=budget, least_gain=least_gain)
     if unchanged is not None and best is not None:
         saved = 1 - best.iteration_s / unchanged.iteration_s
-        if saved <= 0 or saved < least_gain:
+        is_safer = gains_holders(situation, unchanged.plan, best.checked.plan)
+        if not is_safer and (saved <= 0 or saved < least_gain):
             best = None
     return _decided(situation, unchanged, best, considered, num_played)
 
@@ -224,7 +228,9 @@ def _decided(
         row = Considered(
             name=UNCHANGED, num_groups_changed=0, iteration_s=unchanged.iteration_s, why=""
         )
-        told.append(msgspec.structs.replace(row, why=_why(row, best)))
+        is_safer = gains_holders(situation, unchanged.plan, best.checked.plan)
+        fewer = ", fewer holders of a layer" if is_safer else ""
+        told.append(msgspec.structs.replace(row, why=_why(row, best) + fewer))
     plan = best.checked.plan
     traffic = state_traffic(situation.previous, plan, situation.pricing)
     return Decision(

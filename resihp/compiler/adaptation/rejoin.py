@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from resihp.compiler.adaptation.decision import Decision
 from resihp.compiler.adaptation.hysteresis import Patience, Trust, Verdict, may_grow
+from resihp.compiler.adaptation.layouts import gains_holders
 from resihp.compiler.adaptation.portfolio import DEFAULT_BUDGET, UNCHANGED, adapt
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.pricing import Pricing
@@ -56,6 +57,9 @@ def grow_back(
     if decision.chosen == UNCHANGED:
         return Growth(Verdict(grow=False, reason="no larger plan is faster"), None)
     assert decision.no_change_s is not None, "a member of the present plan is lost"
+    if gains_holders(situation, previous, decision.plan):
+        reason = "a layer that lacks holders gets more"
+        return Growth(Verdict(grow=True, reason=reason), decision)
     verdict = may_grow(
         patience,
         trust,

@@ -50,13 +50,17 @@ class Situation:
         resume_step: int | None = None,
         returned: Collection[int] = (),
         all_lengths: Sequence[Lengths] | None = None,
+        min_holders: int = 2,
     ) -> None:
         """`resume_step` is the interrupted iteration that the new plan redoes.
 
         `returned` are ranks that the plan before has lost and that are back, without any state.
         `all_lengths` are those of the micro-batches of all replicas, home after home; fewer repeat.
+        `min_holders` live groups are to hold each layer where a plan can have so many: with one
+        the next loss ends the job, so that is worth more than time.
 
-        Raises UserError for ranks that the job does not have, or that return and were not lost.
+        Raises UserError for ranks that the job does not have, or that return and were not lost,
+        and for less than one holder.
         """
         self.previous = previous
         self.pricing = pricing
@@ -65,12 +69,15 @@ class Situation:
         self.returned = frozenset(returned) - pricing.health.lost
         self.all_lengths = all_lengths
         """What plans are simulated with; None: every micro-batch is nominal."""
+        self.min_holders = min(min_holders, previous.mesh.dp)
         self.reserves_buffers = True
         """Whether the planner keeps room for buffers that it does not follow."""
         self.rooms: dict[tuple[LayerRange, int], Capacity] = {}
         """Memory by layers and TP degree, as far as it was asked for."""
         self.chunks: dict[tuple[LayerRange, int, float], Chunks] = {}
         """Ticks by layers, TP degree and speed, as far as they were asked for."""
+        if min_holders < 1:
+            raise UserError(f"{min_holders} holders of each layer: must be at least 1")
         world = previous.mesh.world
         for what, ranks in (("lost", pricing.health.lost), ("slow", pricing.health.speed)):
             unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
@@ -83,6 +90,13 @@ class Situation:
 
     def with_profile(self, profile: Profile) -> Situation:
         """The same, for another one who runs the plan."""
+        return self._with(profile, self.min_holders)
+
+    def with_min_holders(self, min_holders: int) -> Situation:
+        """The same, with more or less care for the next loss."""
+        return self._with(self.profile, min_holders)
+
+    def _with(self, profile: Profile, min_holders: int) -> Situation:
         return Situation(
             self.previous,
             self.pricing,
@@ -90,6 +104,7 @@ class Situation:
             self.resume_step,
             self.returned,
             self.all_lengths,
+            min_holders,
         )
 
     def without_reserve(self) -> Situation:

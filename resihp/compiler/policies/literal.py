@@ -28,7 +28,7 @@ def literal(situation: Situation) -> Outcome:
     if not situation.has_one_stage_each:
         return unchanged(situation, _NAME, ONE_STAGE_ONLY)
     require_state(situation.state)
-    found = candidates(situation)
+    found = candidates(situation.with_min_holders(1))
     layout = _as_printed(found)
     problem = problem_of(situation, layout)
     rule = progress_rule(_DELTA, guarded=False)

@@ -9,8 +9,8 @@ __all__ = ["ours"]
 
 
 def ours(situation: Situation) -> Outcome:
-    """The decision of the portfolio. Raises NoFeasiblePlan."""
-    decision = adapt(situation)
+    """The decision of the portfolio by time alone, as the others decide. Raises NoFeasiblePlan."""
+    decision = adapt(situation.with_min_holders(1))
     return Outcome(
         name="resihp", iteration_s=decision.iteration_s, plan=decision.plan, note=decision.chosen
     )
