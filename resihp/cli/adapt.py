@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     described.add_cluster(parser)
     described.add_health(parser)
     described.add_lengths(parser)
+    described.add_profile(parser)
     parser.add_argument(
         "--rejoin",
         action="append",
@@ -118,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
     decision = adapt(situation, budget=budget, least_gain=args.least_gain)
     record = decision.record()
     record["warnings"] = warnings = _warnings(situation, decision.plan)
+    record["fits"] = situation.pricing.costs.fits
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _tell(decision.plan, decision.text, record, decision.summary(), args)

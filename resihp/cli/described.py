@@ -7,6 +7,7 @@ heavy is imported before something is read.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
 
     from resihp.compiler.cluster import Cluster, Health
-    from resihp.compiler.costs import Lengths, Precision
+    from resihp.compiler.costs import CostModel, Lengths, Precision
     from resihp.compiler.incidents import Incidents
     from resihp.compiler.models import Model
     from resihp.compiler.pricing import Pricing
@@ -28,10 +29,12 @@ __all__ = [
     "add_health",
     "add_lengths",
     "add_model",
+    "add_profile",
     "cluster_of",
     "health_of",
     "incidents_of",
     "lengths_of",
+    "measured",
     "model_of",
     "positive",
     "precision_of",
@@ -104,6 +107,39 @@ def add_lengths(parser: argparse.ArgumentParser) -> None:
         help="lengths of the documents of each micro-batch: one JSON list a line, replica by "
         "replica; fewer lines repeat (default: one document per micro-batch)",
     )
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Declare `--profile`."""
+    parser.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="measured times of F, B and W, a JSON object a line; costs are fitted to them, and "
+        "what was not measured follows (default: costs from FLOPs)",
+    )
+
+
+def measured(args: argparse.Namespace, costs: CostModel) -> CostModel:
+    """`costs`, or those that fit the file of `--profile`; how well is told on stderr.
+
+    Raises UserError.
+    """
+    if getattr(args, "profile", None) is None:
+        return costs
+    from resihp.compiler.measured import MAX_PROFILE_BYTES, measured_costs, samples_in
+
+    samples = samples_in(_read(args.profile, MAX_PROFILE_BYTES), args.profile)
+    found = measured_costs(samples, costs)
+    for each in found.fits:
+        how = "scaled" if each.is_scaled else "fitted"
+        print(
+            f"profile: {each.part} TP {each.tp} {each.op} {how} to {each.num_samples} "
+            f"sample{'' if each.num_samples == 1 else 's'}: {each.per_token_s:.3g} s a token, "
+            f"{each.per_pair_s:.3g} s a pair; off by {each.mean_relative_error:.1%} in the mean, "
+            f"rms {each.rms_error_s:.3g} s, R^2 {each.explained:.3f}",
+            file=sys.stderr,
+        )
+    return found
 
 
 def model_of(name: str) -> Model:
@@ -199,11 +235,13 @@ def pricing_of(plan: Plan, args: argparse.Namespace) -> Pricing:
     """
     from resihp.compiler.cluster import Health
     from resihp.compiler.defaults import default_cluster, pricing_of_plan
+    from resihp.compiler.pricing import Pricing
 
     ranks = plan.mesh.world
     cluster = default_cluster(plan) if args.cluster is None else cluster_of(args.cluster, ranks)
     health = health_of(args, cluster, ranks) if hasattr(args, "fail") else Health()
-    return pricing_of_plan(plan, health, cluster, precision_of(args, plan))
+    found = pricing_of_plan(plan, health, cluster, precision_of(args, plan))
+    return Pricing(found.shape, measured(args, found.costs), cluster, health)
 
 
 def positive(option: str, value: int) -> int:

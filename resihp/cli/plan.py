@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from resihp.cli import described
+from resihp.cli.documents import tell_documents
 from resihp.cli.plan_files import add_output, write_plan
 from resihp.errors import UserError
 
@@ -46,7 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of each stage: the fastest split by simulation (auto, default), the one whose "
         "slowest stage is as fast as can be, an even one, or as given",
     )
+    parser.add_argument(
+        "--documents",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of equal length in a micro-batch (default: 1)",
+    )
     described.add_cluster(parser)
+    described.add_profile(parser)
     parser.add_argument(
         "--memory",
         metavar="SIZE",
@@ -72,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if _has_errors(plan):
         return 1
     write_plan(plan, args)
-    print(_summary(plan, model, pricing), file=sys.stderr)
+    print(_summary(plan, recipe, model, pricing), file=sys.stderr)
+    tell_documents(recipe.documents, plan.batch.tokens, args.output)
     return 0
 
 
@@ -110,8 +120,19 @@ def _asked(model: Model, args: argparse.Namespace) -> tuple[Recipe, Pricing]:
         precision=precision,
         memory_bytes=memory or cluster.device.memory_bytes,
         transport=args.transport,
+        documents=_documents(args),
     )
-    return recipe, Pricing(model.shape, costs, cluster, Health())
+    return recipe, Pricing(model.shape, described.measured(args, costs), cluster, Health())
+
+
+def _documents(args: argparse.Namespace) -> int:
+    number = described.positive("--documents", args.documents)
+    if number > args.tokens:
+        raise UserError(
+            f"--documents {number}: a micro-batch has {args.tokens} tokens; nearest valid: "
+            f"{args.tokens}"
+        )
+    return number
 
 
 def _layers(text: str) -> tuple[int, ...] | Split:
@@ -138,8 +159,8 @@ def _has_errors(plan: Plan) -> bool:
     return has_errors(findings)
 
 
-def _summary(plan: Plan, model: Model, pricing: Pricing) -> str:
-    """Two lines: what the plan is, and what is predicted."""
+def _summary(plan: Plan, recipe: Recipe, model: Model, pricing: Pricing) -> str:
+    """Two lines: what the plan is, and what is predicted; a third where TP leaves a node."""
     from resihp.compiler.prediction import predict
     from resihp.compiler.words import spell_rate, spell_seconds
     from resihp.ir.verify.memory import readable_bytes
@@ -147,12 +168,16 @@ def _summary(plan: Plan, model: Model, pricing: Pricing) -> str:
     mesh, cluster = plan.mesh, pricing.cluster.cluster
     layers = sorted(each for group in plan.groups[: mesh.pp] for each in group.layers)
     counts = ",".join(str(each.last - each.first + 1) for each in layers)
-    found = predict(plan, model, pricing)
+    found = predict(plan, model, pricing, recipe.lengths)
+    note = ""
+    if mesh.tp > cluster.gpus_per_node:
+        note = f"\nTP {mesh.tp} is more than the {cluster.gpus_per_node} devices of a node: "
+        note += "its all-reduces are priced on the links between nodes"
     capacity = "" if plan.memory_bytes is None else f" of {readable_bytes(plan.memory_bytes)}"
     return (
         f"{plan.model.name} in {plan.precision} on {cluster.name} ({mesh.world} of "
         f"{cluster.nodes * cluster.gpus_per_node} devices): {plan.schedule}, layers {counts}\n"
         f"iteration {spell_seconds(found.iteration_s)}, {spell_rate(found.tokens_per_s)} tokens/s, "
         f"{found.flops_share:.0%} of the peak FLOPs, bubble {found.bubble_share:.1%}, memory "
-        f"{readable_bytes(found.peak_bytes)}{capacity} ({found.fullest})"
+        f"{readable_bytes(found.peak_bytes)}{capacity} ({found.fullest}){note}"
     )

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from resihp.cli import described
+from resihp.cli.documents import tell_documents
 from resihp.cli.plan_files import is_json, write_text
 from resihp.errors import UserError
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import argparse
 
     from resihp.compiler.cluster import Cluster
+    from resihp.compiler.costs import CostModel
     from resihp.compiler.degrees import Job, Result
     from resihp.compiler.models import Model
     from resihp.ir.model import Plan
@@ -40,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fewest replicas (default: 2, so that the state of a lost rank is somewhere else)",
     )
     described.add_cluster(parser, precision="bf16")
+    described.add_profile(parser)
     parser.add_argument(
         "--memory", metavar="SIZE", help="of a device (default: what the cluster's devices have)"
     )
@@ -52,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="PLAN", help="write the best plan to this file; JSON if so named"
     )
     parser.epilog = (
-        "A micro-batch is one sequence or more. TP stays inside a node. "
+        "A micro-batch is one sequence or more, each a document. TP stays inside a node. "
         "Exit status: 0 done, 2 wrong use, 4 nothing fits."
     )
 
@@ -69,13 +72,15 @@ def run(args: argparse.Namespace) -> int:
     job = _job(cluster, args)
     per_node = cluster.cluster.gpus_per_node
     costs = CostModel.of_description(model, cluster, precision=job.precision, max_tp=per_node)
+    costs = described.measured(args, costs)
     top = described.positive("--top", args.top)
     result, plan = search(job, model, Pricing(model.shape, costs, cluster, Health()))
-    sys.stdout.write(_json(result, top) if args.format == "json" else _table(result, top))
+    sys.stdout.write(_json(result, costs, top) if args.format == "json" else _table(result, top))
     if args.format == "text":
         print(_summary(result, job, cluster), file=sys.stderr)
     if args.output is not None:
         _write(plan, args.output)
+    tell_documents(result.choices[0].sequences, plan.batch.tokens, args.output)
     return 0
 
 
@@ -140,10 +145,11 @@ def _summary(result: Result, job: Job, cluster: Cluster) -> str:
     )
 
 
-def _json(result: Result, top: int) -> str:
+def _json(result: Result, costs: CostModel, top: int) -> str:
     import msgspec
 
-    shown = msgspec.structs.replace(result, choices=result.choices[:top])
+    shown = msgspec.to_builtins(msgspec.structs.replace(result, choices=result.choices[:top]))
+    shown["fits"] = costs.fits
     return msgspec.json.format(msgspec.json.encode(shown), indent=2).decode() + "\n"
 
 

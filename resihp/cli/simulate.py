@@ -9,6 +9,7 @@ from resihp.cli.described import (
     add_cluster,
     add_health,
     add_lengths,
+    add_profile,
     lengths_of,
     precision_of,
     pricing_of,
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
     add_health(parser)
     add_lengths(parser)
+    add_profile(parser)
     parser.add_argument(
         "--contention",
         action="store_true",

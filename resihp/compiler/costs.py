@@ -11,7 +11,7 @@ in F and in B go over the links of the node and do not get slower with a device'
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from resihp.compiler.facts import FP32_BYTES
 from resihp.compiler.models import Model, head_flops_per_token, layer_flops
 from resihp.ir.model import LayerRange, Op, Precision
 
-__all__ = ["CostModel", "Lengths", "OpCost", "Precision", "StageCost"]
+__all__ = ["CostModel", "FittedCost", "Lengths", "OpCost", "Precision", "StageCost"]
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 
@@ -90,10 +90,29 @@ class StageCost(NamedTuple):
 _NOTHING = OpCost(0.0)
 
 
+class FittedCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Coefficients that come from measurements, and how well they explain them."""
+
+    tp: int
+    part: Literal["layer", "head"]
+    op: Literal["F", "B", "W"]
+    is_scaled: bool
+    """The samples cannot tell tokens from pairs: the price from FLOPs times one factor."""
+    per_token_s: float
+    per_pair_s: float
+    num_samples: int
+    rms_error_s: float
+    """Root of the mean squared residual; of one layer, or of the head."""
+    mean_relative_error: float
+    """Mean of |residual| / measured."""
+    explained: float
+    """R^2."""
+
+
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of one decoder layer, of the head and of what crosses stages, in seconds.
 
-    `of_description` derives it from FLOPs, `resihp.compiler.profile` fits it to measurements.
+    `of_description` derives it from FLOPs, `resihp.compiler.measured` fits it to measurements.
     """
 
     layer: dict[int, tuple[OpCost, OpCost, OpCost]]
@@ -110,6 +129,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
     The sizes of `resihp.compiler.facts` are those of today's executor, which keeps them whole.
     """
+
+    fits: tuple[FittedCost, ...] = ()
+    """Of the coefficients that come from measurements; the others come from FLOPs."""
 
     def stage(self, layers: LayerRange, num_layers: int, tp: int) -> StageCost:
         """Costs of the stage that holds `layers` of `num_layers` at TP degree `tp`."""

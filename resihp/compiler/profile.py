@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from resihp.compiler.costs import Lengths, OpCost
 from resihp.errors import UserError
 
-__all__ = ["Fit", "fit"]
+__all__ = ["Fit", "fit", "fit_scale"]
 
 
 class Fit(NamedTuple):
@@ -35,20 +35,41 @@ def fit(lengths: Sequence[Lengths], seconds: Sequence[float], *, attention: bool
     assert len(lengths) == len(seconds)
     if len(lengths) < 1 + attention:
         raise UserError(f"{len(lengths)} samples are too few to fit {1 + attention} coefficients")
-    measured_s = np.asarray(seconds, dtype=np.float64)
-    if not bool(np.all(np.isfinite(measured_s) & (measured_s > 0))):
-        raise UserError("measured times must be positive numbers of seconds")
+    measured_s = _measured(seconds)
     features = np.asarray(lengths, dtype=np.float64)
     if not attention:
         features = features[:, :1]
     coefficients = _non_negative(features, measured_s)
-    predicted_s = features @ coefficients
+    alpha, beta = float(coefficients[0]), float(coefficients[1]) if attention else 0.0
+    return _judged(OpCost(alpha, beta), features @ coefficients, measured_s)
+
+
+def fit_scale(cost: OpCost, lengths: Sequence[Lengths], seconds: Sequence[float]) -> Fit:
+    """`cost` times the one factor that fits best: for samples that cannot tell alpha from beta.
+
+    Raises UserError for times that are not positive.
+    """
+    assert 0 < len(lengths) == len(seconds)
+    measured_s = _measured(seconds)
+    predicted_s = np.array([cost.seconds(each) for each in lengths])
+    factor = float(_along(predicted_s[:, None], measured_s, 0)[0])
+    return _judged(cost.times(factor), factor * predicted_s, measured_s)
+
+
+def _measured(seconds: Sequence[float]) -> NDArray[np.float64]:
+    measured_s = np.asarray(seconds, dtype=np.float64)
+    if not bool(np.all(np.isfinite(measured_s) & (measured_s > 0))):
+        raise UserError("measured times must be positive numbers of seconds")
+    return measured_s
+
+
+def _judged(cost: OpCost, predicted_s: NDArray[np.float64], measured_s: NDArray[np.float64]) -> Fit:
+    """A cost with its residuals."""
     residual_s = measured_s - predicted_s
     spread = float(np.sum((measured_s - measured_s.mean()) ** 2))
-    alpha, beta = float(coefficients[0]), float(coefficients[1]) if attention else 0.0
     return Fit(
-        cost=OpCost(alpha, beta),
-        num_samples=len(lengths),
+        cost=cost,
+        num_samples=len(measured_s),
         rms_error_s=float(np.sqrt(np.mean(residual_s**2))),
         mean_relative_error=float(np.mean(np.abs(residual_s) / measured_s)),
         explained=1.0 - float(np.sum(residual_s**2)) / spread if spread else 1.0,

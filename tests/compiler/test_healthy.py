@@ -197,6 +197,24 @@ def test_the_verb_writes_a_verified_plan_and_tells_what_to_expect(capsys):
     assert "bubble" in written.err
 
 
+def test_documents_that_a_plan_was_priced_with_are_told_and_written(tmp_path, capsys):
+    """`simulate` with the file that is named takes as long as was predicted."""
+    file = tmp_path / "x.plan"
+    assert plan("--precision", "bf16", "-o", str(file), "--documents", "4") == 0
+    told = capsys.readouterr().err
+    assert f"--lengths {tmp_path / 'x.lengths'}" in told
+    assert main(["simulate", str(file), "--lengths", str(tmp_path / "x.lengths")]) == 0
+    page = capsys.readouterr().out
+    assert page.split("   ")[0] == told.splitlines()[1].split(",")[0]
+
+
+def test_tp_over_nodes_is_told(capsys):
+    """Its all-reduces cross them in every layer."""
+    words = ["--model", "llama2-7b", "--tp", "16", "--pp", "1", "--dp", "1"]
+    assert plan(*words, "--cluster", "a100-32x8") == 0
+    assert "TP 16 is more than the 8 devices of a node" in capsys.readouterr().err
+
+
 def test_the_verb_writes_json_by_name(tmp_path):
     """Other programs read it."""
     file = tmp_path / "x.json"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from resihp.compiler.costs import FittedCost
 from resihp.compiler.device_memory import memory_warnings
 from resihp.compiler.simulate.reduction import reduced_between_nodes
 from resihp.compiler.simulate.result import GroupTime, Peak, Simulation
@@ -66,6 +67,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Position by position."""
     links: tuple[LinkReport, ...]
     """Between different nodes, most bytes first."""
+    fits: tuple[FittedCost, ...]
+    """Of the prices that come from measurements."""
     warnings: tuple[str, ...]
     """Why the plan may not run on the cluster."""
 
@@ -86,6 +89,7 @@ def report_of(simulation: Simulation) -> Report:
         memory_bytes=plan.memory_bytes or cluster.device.memory_bytes,
         groups=tuple(_group(*both) for both in zip(times, peaks, strict=True)),
         links=_links(simulation),
+        fits=simulation.pricing.costs.fits,
         warnings=memory_warnings(simulation),
     )
 
