@@ -16,6 +16,7 @@ from resihp.compiler.planner.climb import climb
 from resihp.compiler.planner.effort import num_chunks
 from resihp.compiler.planner.engine import Engine
 from resihp.compiler.planner.lower_bound import lower_bound
+from resihp.compiler.planner.named import named_plans
 from resihp.compiler.planner.planned import GREEDY, Item, Planned, Style
 from resihp.compiler.planner.problem import Problem
 from resihp.compiler.planner.tidy import Ways, tidied
@@ -64,6 +65,8 @@ def search(
     not pay.
     """
     best, num_played = _searched(problem, move, budget, least_plays, known)
+    for named in named_plans(problem, budget):
+        best = min(named, best, key=_rank)
     best, num_tidied = tidied(problem, best, Ways(_bounds(problem), _STYLES), budget // _TIDY_SHARE)
     return best, num_played + num_tidied
 
@@ -107,7 +110,11 @@ def _better(best: Planned | None, other: Planned | None) -> Planned | None:
     """Complete before incomplete, then the shorter, then the one that moves less."""
     if best is None or other is None:
         return best or other
-    return min(best, other, key=lambda plan: (not plan.complete, plan.makespan, plan.num_moved))
+    return min(best, other, key=_rank)
+
+
+def _rank(planned: Planned) -> tuple[bool, int, int]:
+    return not planned.complete, planned.makespan, planned.num_moved
 
 
 def _plays(problem: Problem, *, move: bool) -> Iterator[Engine]:
