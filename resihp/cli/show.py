@@ -90,7 +90,9 @@ def _text(args: argparse.Namespace, parsed: Parsed) -> str:
     from resihp.ir.show import draw
 
     replicas = _replicas(args, parsed)
-    drawn = draw(parsed.plan, width=max(40, args.width or _columns()), replicas=replicas)
+    # The table below has the predicted shares, which are others than those of units.
+    width = max(40, args.width or _columns())
+    drawn = draw(parsed.plan, width=width, replicas=replicas, has_idle=args.unit)
     if args.unit:
         return drawn
     from resihp.ir.drawing.table import draw_table

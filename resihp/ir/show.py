@@ -32,13 +32,20 @@ class _Row(NamedTuple):
     """Share of the whole time in which the group computes nothing."""
 
 
-def draw(plan: Plan, *, width: int = DEFAULT_WIDTH, replicas: Collection[int] | None = None) -> str:
+def draw(
+    plan: Plan,
+    *,
+    width: int = DEFAULT_WIDTH,
+    replicas: Collection[int] | None = None,
+    has_idle: bool = True,
+) -> str:
     """The picture as text, broken into bands of time that fit `width` columns.
 
     F, B and W take one unit of time each, BW two, transfers none; waits are those of the plan's
     transport. A group that runs several
     stages has a row for each, blank while it runs another one. Groups of replicas that do the same
-    at the same time are drawn once. `replicas` limits the rows to those of some.
+    at the same time are drawn once. `replicas` limits the rows to those of some. `has_idle` has
+    the share of idle units beside each row.
     """
     lanes = lanes_of(plan)
     timeline = play_back(plan, lanes)
@@ -50,6 +57,8 @@ def draw(plan: Plan, *, width: int = DEFAULT_WIDTH, replicas: Collection[int] | 
     cell = 1 + max((len(cell) for row in rows for cell in row.cells), default=2)
     name = max((len(row.name) for row in rows), default=0)
     rows = [row._replace(name=f"{row.name:<{name}}{row.stage}") for row in rows]
+    if not has_idle:
+        rows = [row._replace(idle="") for row in rows]
     label = max((len(row.name) for row in rows), default=0)
     per_band = max(1, (width - label - _MARGIN) // cell)
     parts = [_title(plan, timeline)]
@@ -133,10 +142,13 @@ def _cell(letter: str, task: Task, replica: int, digits: int) -> str:
 def _band(rows: list[_Row], units: range, cell: int, label: int) -> str:
     """Some columns of all rows, under a ruler that counts in fives."""
     marks = (f"{unit:<{cell}}" if unit % 5 == 0 else " " * cell for unit in units)
-    lines = [f"{'':<{label}}  idle  {''.join(marks)}".rstrip()]
+    idle = max((len(row.idle) for row in rows), default=0)
+    heading = "  idle" if idle else ""
+    lines = [f"{'':<{label}}{heading}  {''.join(marks)}".rstrip()]
     for row in rows:
         cells = "".join(f"{row.cells[unit]:<{cell}}" for unit in units)
-        lines.append(f"{row.name:<{label}}  {row.idle:>4}  {cells}".rstrip())
+        share = f"  {row.idle:>4}" if idle else ""
+        lines.append(f"{row.name:<{label}}{share}  {cells}".rstrip())
     return "\n".join(lines) + "\n"
 
 

@@ -118,11 +118,15 @@ def test_a_state_of_health_that_cannot_be_is_refused(capsys, plan):
 
 
 def test_the_text_has_a_table_of_predictions(capsys, plan):
-    """Below the rows, which stay in units; none with `--unit`."""
+    """Below the rows, which stay in units and have no idle shares; none with `--unit`."""
     text = shown(capsys, plan, "--slow", "rank=1:0.5")
     bare = shown(capsys, plan, "--unit")
-    assert text.startswith(bare)
-    lines = text.removeprefix(bare).splitlines()
+    rows, table = text.split("\npredicted for ")
+    assert "%" not in rows
+    assert [line.split()[0] for line in rows.splitlines() if line] == [
+        line.replace("  idle", "").split()[0] for line in bare.splitlines() if line
+    ]
+    lines = ["", *f"predicted for {table}".splitlines()]
     assert lines[1].startswith("predicted for cpu-box, fp32: ")
     assert lines[2].split() == ["speed", "busy", "idle", "memory", "of", "a", "rank"]
     assert [line.split()[0] for line in lines[3:]] == ["dp0.pp0", "dp0.pp1", "dp1.pp0", "dp1.pp1"]

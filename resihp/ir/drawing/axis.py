@@ -39,7 +39,8 @@ def axis_of(length: float, clock: Clock, num_ticks: int) -> Axis:
 def spell_time(time: float, clock: Clock) -> str:
     """`1.234 s`, `12.3 ms`, `33 units`."""
     scale, unit = _scale(time, clock)
-    number = f"{time / scale:.4g}"
+    value = time / scale
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     return f"{number} {'unit' if unit == 'units' and number == '1' else unit}"
 
 
