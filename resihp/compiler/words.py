@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["spell_rate", "spell_seconds"]
+__all__ = ["spell_number", "spell_rate", "spell_seconds"]
 
 
 def spell_seconds(value: float) -> str:
     """A time that reads well: `20,570 s`, `1.234 s`, `56.7 ms`."""
     if value >= 1:
-        return f"{_plain(value)} s"
+        return f"{spell_number(value)} s"
     return f"{value * 1e3:.4g} ms" if value >= 1e-3 else f"{value * 1e6:.4g} us"
 
 
@@ -17,5 +17,6 @@ def spell_rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _plain(value: float) -> str:
+def spell_number(value: float) -> str:
+    """With four digits or more: `20,570`, `1.234`."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

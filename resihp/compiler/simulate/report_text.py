@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from resihp.compiler.simulate.report import GroupReport, Report
-from resihp.compiler.words import spell_rate, spell_seconds
+from resihp.compiler.simulate.report import GroupReport, LinkReport, Report
+from resihp.compiler.words import spell_number, spell_rate, spell_seconds
 from resihp.ir.verify.memory import readable_bytes
 
 __all__ = ["render_report"]
@@ -47,8 +47,8 @@ def _row(pp: int, groups: Sequence[GroupReport]) -> tuple[str, ...]:
         str(len(groups)),
         ",".join(map(str, degrees)),
         groups[0].layers,
-        _span([group.busy_s for group in groups], "{:.4g}".format),
-        _span([group.bubble_s for group in groups], "{:.4g}".format),
+        _span([group.busy_s for group in groups], spell_number),
+        _span([group.bubble_s for group in groups], spell_number),
         _span([group.utilisation for group in groups], "{:.1%}".format),
         _span([group.peak_bytes for group in groups], lambda size: readable_bytes(round(size))),
     )
@@ -78,11 +78,15 @@ def _links(report: Report) -> list[str]:
     if not report.links:
         return ["links     nothing goes from node to node"]
     lines = [
-        f"node {link.source} -> {link.target}: {readable_bytes(link.num_bytes)} of tensors, "
-        f"{readable_bytes(link.reduced_bytes)} to sum gradients, "
+        f"node {link.source} -> {link.target}: {_carried(link)}, "
         f"{link.share:.1%} of its adapters' time"
         for link in report.links[:_MOST_LINKS]
     ]
     if len(report.links) > _MOST_LINKS:
         lines.append(f"and {len(report.links) - _MOST_LINKS} links more")
     return [("links     " if not number else " " * 10) + line for number, line in enumerate(lines)]
+
+
+def _carried(link: LinkReport) -> str:
+    parts = [(link.num_bytes, "of tensors"), (link.reduced_bytes, "to sum gradients")]
+    return " and ".join(f"{readable_bytes(size)} {what}" for size, what in parts if size)

@@ -257,7 +257,7 @@ def _spent(lane: Lane, timeline: Timeline, length: float) -> tuple[float, float]
             busy += end - start
         elif instr.op is Op.REDUCE_GRADS or instr.op is Op.STEP:
             shared += end - start
-    return busy, length - busy - shared
+    return busy, max(0.0, length - busy - shared)
 
 
 def _bubble(played: Played, length: float) -> float:
