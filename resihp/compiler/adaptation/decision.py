@@ -8,10 +8,12 @@ from resihp.compiler.words import spell_seconds
 from resihp.ir.model import Plan
 from resihp.ir.statements import spell_numbers
 
-__all__ = ["CANNOT_WIN", "Considered", "Decision"]
+__all__ = ["CANNOT_WIN", "PROMISES_LITTLE", "Considered", "Decision"]
 
-CANNOT_WIN = "takes longer than the best that was planned"
+CANNOT_WIN = "takes at least as long as what was chosen"
 """Why a candidate was not planned, or not to its end."""
+PROMISES_LITTLE = "its first play took longer than the best, or it could save next to nothing"
+"""The same where its bound alone does not prove it."""
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,14 +31,15 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated time of the verified plan; None where it was not lowered."""
     num_moved: int | None = None
     """Chunks (micro-batch, stage) that run away from home."""
+    is_played: bool = False
+    """Whether a play of it went on to its end."""
     why: str
     """Why it was chosen or not."""
 
     @property
     def is_pruned(self) -> bool:
-        """Whether there is a bound alone: no plan of it can be shorter than one that is there."""
-        planned = self.makespan_s is not None or self.iteration_s is not None
-        return not planned and self.why == CANNOT_WIN
+        """Whether there is a bound alone: no plan of it can be shorter than what was chosen."""
+        return self.why == CANNOT_WIN
 
     @property
     def line(self) -> str:

@@ -57,8 +57,12 @@ class Entry:
         self.planned: Planned | None = None
         self.iteration_s: float | None = None
         self.why = ""
-        self.does_not_fit = False
-        """Whether its plan was made and lacks memory, however little was left to the planner."""
+        self.is_lowered = False
+        """Whether its plan was made and simulated, or found to lack memory."""
+        self.lowered_from: Planned | None = None
+        """What the first of its plans was made of."""
+        self.given_up_s = 0.0
+        """What a play of it was found to take at least when it was given up."""
 
     @classmethod
     def of(cls, situation: Situation, candidate: Candidate) -> list[Entry]:
@@ -77,9 +81,9 @@ class Entry:
         return found
 
     @property
-    def is_hopeless(self) -> bool:
-        """Whether it was tried and there is no plan for it."""
-        return self.does_not_fit or (self.planned is not None and not self.planned.complete)
+    def is_over(self) -> bool:
+        """Whether it was tried to the end, or there is no plan for it."""
+        return self.is_lowered or (self.planned is not None and not self.planned.complete)
 
     def offer(self, planned: Planned) -> None:
         """Take `planned` where it is better than what is known."""
@@ -102,9 +106,9 @@ class Entry:
 
     @property
     def least_s(self) -> float:
-        """What the plan takes at least; where there is none, what any takes."""
+        """What the plan takes at least; where there is none, what any takes or the last one did."""
         if self.planned is None or not self.planned.complete:
-            return self.bound_s
+            return max(self.bound_s, self.given_up_s)
         if self.planned.ends:
             return self.ends.after(self.planned.ends)
         return max(self.bound_s, self.planned.makespan * TICK_S + self.ends.least_s)
@@ -131,6 +135,7 @@ class Entry:
             makespan_s=self.makespan_s,
             iteration_s=self.iteration_s,
             num_moved=None if self.planned is None else self.planned.num_moved,
+            is_played=self.planned is not None,
             why=self.why,
         )
 

@@ -18,6 +18,7 @@ __all__ = [
     "formed",
     "gains_holders",
     "kept_layout",
+    "left_of",
     "num_holders",
     "on_layout",
     "supplied",
@@ -42,6 +43,16 @@ def kept_layout(situation: Situation) -> Layout | None:
         return None
     standby = tuple(sorted(situation.alive.difference(previous.active_ranks)))
     return Layout(previous.groups, standby, tuple(sorted(situation.lost)))
+
+
+def left_of(situation: Situation) -> Layout | None:
+    """The groups that lost nobody, all other live ranks standby; None where a stage has none."""
+    groups = tuple(g for g in situation.previous.groups if situation.lost.isdisjoint(g.ranks))
+    if {group.pp for group in groups} != {group.pp for group in situation.previous.groups}:
+        return None
+    used = [rank for group in groups for rank in group.ranks]
+    standby = tuple(sorted(situation.alive.difference(used)))
+    return Layout(groups, standby, tuple(sorted(situation.lost)))
 
 
 def formed(

@@ -8,19 +8,27 @@ an iteration longer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 import msgspec
 
 from resihp.compiler.adaptation.candidates import candidates
-from resihp.compiler.adaptation.decision import CANNOT_WIN, Considered, Decision
+from resihp.compiler.adaptation.decision import CANNOT_WIN, PROMISES_LITTLE, Considered, Decision
 from resihp.compiler.adaptation.emit import check
 from resihp.compiler.adaptation.entries import Entry
-from resihp.compiler.adaptation.layouts import gains_holders, kept_layout, on_layout
-from resihp.compiler.adaptation.lowering import Outcome, best_outcome, simulated_s
+from resihp.compiler.adaptation.layouts import gains_holders, kept_layout, num_holders, on_layout
+from resihp.compiler.adaptation.lowering import (
+    Found,
+    Outcome,
+    best_found,
+    may_be_faster,
+    simulated_s,
+)
 from resihp.compiler.adaptation.named_order import named_outcomes
 from resihp.compiler.adaptation.planning import plan_once, plan_well
 from resihp.compiler.adaptation.problems import TICK_S
+from resihp.compiler.adaptation.rivals import fastest_rival
 from resihp.compiler.adaptation.shortage import memory_shortage
 from resihp.compiler.adaptation.situation import WHOLE_MICROBATCHES, Situation
 from resihp.compiler.planner.effort import num_chunks
@@ -64,12 +72,14 @@ def adapt(
     require_state(situation.state)
     unchanged = _unchanged(situation)
     no_change_s = None if unchanged is None else unchanged.iteration_s
-    best, considered, num_played = _found(situation, no_change_s, budget)
+    is_short = unchanged is not None and _lacks_holders(situation, unchanged.plan)
+    goal_s = None if is_short else no_change_s
+    best, considered, num_played = _found(situation, goal_s, budget)
     if unchanged is None and best is None and situation.previous.memory_bytes is not None:
         best, considered, num_played = _found(situation.without_reserve(), no_change_s, budget)
     if unchanged is None and best is None:
         best, considered = _by_name(situation, considered)
-    if best is None and situation.min_holders > 1:
+    if best is None and goal_s is None and situation.min_holders > 1:
         fewer = situation.with_min_holders(situation.min_holders - 1)
         return adapt(fewer, budget=budget, least_gain=least_gain)
     if unchanged is not None and best is not None:
@@ -78,6 +88,10 @@ def adapt(
         if not is_safer and (saved <= 0 or saved < least_gain):
             best = None
     return _decided(situation, unchanged, best, considered, num_played)
+
+
+def _lacks_holders(situation: Situation, plan: Plan) -> bool:
+    return num_holders(plan.groups) < situation.min_holders
 
 
 class _Found(NamedTuple):
@@ -94,10 +108,18 @@ def _found(situation: Situation, no_change_s: float | None, budget: int) -> _Fou
         return _Found(*named_outcomes(situation, found), len(found))
     entries = [entry for each in found for entry in Entry.of(situation, each)]
     best, num_played = _best(situation, entries, no_change_s, budget)
+    rival = fastest_rival(
+        situation,
+        (no_change_s or inf) if best is None else best.iteration_s,
+        min(situation.min_holders, *(num_holders(each.layout.groups) for each in found)),
+    )
     ranked = sorted(entries, key=_rank)
     told = {entry.name: entry for entry in reversed(ranked)}
     considered = [each.considered(situation) for each in ranked if told[each.name] is each]
-    return _Found(best, considered, num_played)
+    if rival is not None:
+        best = rival
+        considered.insert(0, rival.considered(situation))
+    return _Found(None if best is None else best.outcome(situation), considered, num_played)
 
 
 def _by_name(
@@ -118,21 +140,26 @@ def _by_name(
 
 def _best(
     situation: Situation, entries: Sequence[Entry], no_change_s: float | None, budget: int
-) -> tuple[Outcome | None, int]:
-    """The best plan, and how many were played.
+) -> tuple[Found | None, int]:
+    """The best plan that is faster than no change, and how many were played.
 
-    Where what promised most turns out not to fit, what it was preferred to is played after all.
+    Candidates are left out against what others are planned to take. Where those turn out to take
+    longer, or not to fit, what they were preferred to is played after all.
     """
+    best: Found | None = None
+    reached_s = inf if no_change_s is None else no_change_s
     num_played = 0
     left = list(entries)
     while left:
-        num_played += _plan(situation, left, budget)
+        num_played += _plan(situation, left, budget, reached_s)
         ranked = sorted((entry for entry in left if entry.makespan_s), key=_rank)
-        best = best_outcome(situation, ranked, no_change_s)
-        if best is not None or no_change_s is not None:
-            return best, num_played
-        left = [entry for entry in left if not entry.is_hopeless]
-    return None, num_played
+        found, reached_s = best_found(situation, ranked, reached_s)
+        best = found or best
+        open_ones = [e for e in left if not e.is_over and may_be_faster(e, reached_s)]
+        if len(open_ones) == len(left) and not ranked:
+            break
+        left = open_ones
+    return best, num_played
 
 
 class _Unchanged(NamedTuple):
@@ -153,24 +180,28 @@ def _unchanged(situation: Situation) -> _Unchanged | None:
 
 def _rank(entry: Entry) -> tuple[float, float, int]:
     """By what the planner predicts; those that were not played by their bounds, at the end."""
-    return entry.makespan_s or float("inf"), entry.bound_s, len(entry.candidate.changes)
+    return entry.makespan_s or inf, entry.bound_s, len(entry.candidate.changes)
 
 
-def _plan(situation: Situation, entries: Sequence[Entry], budget: int) -> int:
-    """Play each entry that can be the best once, then the best ones more; how many were played."""
+def _plan(situation: Situation, entries: Sequence[Entry], budget: int, reached_s: float) -> int:
+    """Play each entry that can be the best once, then the best ones more; how many were played.
+
+    Those that cannot take less than `reached_s` are left out.
+    """
     played: dict[tuple[Problem, bool], Planned | None] = {}
-    best_s = float("inf")
-    for entry in sorted(entries, key=_promise):
-        if entry.bound_s >= best_s * (1 - _slack(entry.problem)):
-            entry.why = CANNOT_WIN
+    best_s = min((e.makespan_s for e in entries if e.makespan_s), default=reached_s)
+    best_s = min(best_s, reached_s)
+    for entry in sorted((entry for entry in entries if entry.planned is None), key=_promise):
+        if entry.least_s >= best_s * (1 - _slack(entry.problem)):
             continue
         key = entry.problem, entry.moves
         if key not in played:
-            limit = None if best_s == float("inf") else int((best_s - entry.ends.least_s) / TICK_S)
+            limit = None if best_s == inf else int((best_s - entry.ends.least_s) / TICK_S)
             played[key] = plan_once(entry.problem, situation.profile, move=entry.moves, limit=limit)
         entry.planned = played[key]
-        entry.why = CANNOT_WIN if entry.planned is None else ""
-        best_s = min(best_s, entry.makespan_s or float("inf"))
+        if entry.planned is None:
+            entry.given_up_s = best_s
+        best_s = min(best_s, entry.makespan_s or inf)
     num_played = len(played)
     for entry in _worth_refining(entries):
         planned, count = plan_well(
@@ -251,7 +282,10 @@ def _why(each: Considered, best: Outcome) -> str:
     if each.name == best.name and each.iteration_s == best.iteration_s:
         return "chosen"
     if each.iteration_s is None and each.makespan_s is None:
-        return "memory never has room for all of it"
+        if each.is_played:
+            return "memory never has room for all of it"
+        is_bound = each.bound_s is not None and each.bound_s >= best.iteration_s
+        return CANNOT_WIN if is_bound else PROMISES_LITTLE
     time_s = each.iteration_s or each.makespan_s or 0.0
     how = "simulated" if each.iteration_s is not None else "planned"
     return f"{how} {100 * (time_s / best.iteration_s - 1):+.1f} %"

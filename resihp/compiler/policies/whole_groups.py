@@ -6,14 +6,12 @@ what is in flight and the best is taken, so that a baseline is not held back by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from resihp.compiler.adaptation import Layout, Situation, problem_of
 from resihp.compiler.adaptation.emit import check, lacking_bytes, lowered
-from resihp.compiler.adaptation.layouts import kept_layout, on_layout
-from resihp.compiler.planner.engine import Engine
+from resihp.compiler.adaptation.layouts import kept_layout, left_of, on_layout
+from resihp.compiler.adaptation.rivals import best_play
 from resihp.compiler.planner.orders import streams_of
-from resihp.compiler.planner.planned import GREEDY, Placing, Planned, Style
+from resihp.compiler.planner.planned import Planned
 from resihp.compiler.planner.problem import Problem
 from resihp.compiler.policies.outcome import Outcome
 from resihp.compiler.simulate import simulate
@@ -30,17 +28,6 @@ __all__ = [
 
 ONE_STAGE_ONLY = "it knows one stage per position only"
 """Of a plan with several, which goes on as it is while it can."""
-_STYLES = (GREEDY, Style(overrun=0.0), Style(overrun=0.5))
-
-
-def left_of(situation: Situation) -> Layout | None:
-    """The groups that lost nobody, all other live ranks standby; None where a stage has none."""
-    groups = tuple(g for g in situation.previous.groups if situation.lost.isdisjoint(g.ranks))
-    if {group.pp for group in groups} != {group.pp for group in situation.previous.groups}:
-        return None
-    used = [rank for group in groups for rank in group.ranks]
-    standby = tuple(sorted(situation.alive.difference(used)))
-    return Layout(groups, standby, tuple(sorted(situation.lost)))
 
 
 def priced(situation: Situation, layout: Layout) -> Problem | None:
@@ -62,19 +49,6 @@ def no_answer_to_lost(situation: Situation, name: str) -> Outcome:
     """For policies that know no lost ranks."""
     lost = sorted(situation.lost.intersection(situation.previous.active_ranks))
     return Outcome.stops(name, f"rank {lost[0]} is lost and the policy has no answer to that")
-
-
-def best_play(problem: Problem, placing: Placing) -> Planned:
-    """The shortest of several plays of a placing; incomplete where memory never had room."""
-
-    def plays() -> Iterator[Planned]:
-        num_stages = problem.num_stages
-        deep = tuple(2 * (num_stages - stage) - 1 for stage in range(num_stages))
-        for bound in dict.fromkeys((problem.in_flight, (num_stages,) * num_stages, deep, None)):
-            for style in _STYLES:
-                yield Engine(problem._replace(in_flight=bound), placing, style=style).run()
-
-    return min(plays(), key=lambda planned: (not planned.complete, planned.makespan))
 
 
 def emitted(
