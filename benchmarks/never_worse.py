@@ -21,7 +21,7 @@ from typing import NamedTuple
 from result_file import Row, print_table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "compiler"))
-from failure_states import failure_state, told  # pyright: ignore[reportMissingImports]
+from failure_states import adapted_state, failure_state, told  # pyright: ignore[reportMissingImports]
 
 from resihp.compiler.policies import POLICIES, outcomes
 
@@ -40,8 +40,9 @@ class Times(NamedTuple):
 
 
 def times(seed: str) -> Times:
-    """All policies on the state of `seed`."""
-    situation = failure_state(seed)
+    """All policies on the state of `seed`; every second one is of a job adapted before."""
+    is_chained = int(seed.split()[1]) % 2
+    situation = adapted_state(seed) if is_chained else failure_state(seed)
     found = outcomes(situation, POLICIES)
     return Times(
         f"{seed}: {told(situation)}",

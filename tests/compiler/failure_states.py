@@ -6,13 +6,14 @@ import random
 from functools import cache
 from typing import NamedTuple
 
-from resihp.compiler.adaptation import Situation
+from resihp.compiler.adaptation import Situation, adapt
 from resihp.compiler.cluster import Cluster, Health, SlowLink, find_cluster
 from resihp.compiler.costs import CostModel
 from resihp.compiler.healthy import Recipe, healthy_plan
 from resihp.compiler.models import find_model
 from resihp.compiler.pricing import Pricing
-from resihp.ir.model import Batch, Mesh, Plan
+from resihp.errors import NoFeasiblePlan
+from resihp.ir.model import Batch, Mesh, Plan, Precision
 
 
 class Job(NamedTuple):
@@ -25,6 +26,10 @@ class Job(NamedTuple):
     microbatches: int
     schedule: str
     cluster: str = "a100-32x8"
+    precision: Precision = "bf16"
+    tokens: int = 4096
+    memory_gib: int | None = None
+    """Of a device; by default that of the cluster."""
 
 
 JOBS = (
@@ -39,6 +44,40 @@ JOBS = (
     Job("qwen2.5-32b", 4, 8, 2, 12, "zb-h1"),
     Job("qwen2.5-32b", 8, 4, 2, 8, "1f1b", "a100-2048x8"),
 )
+
+CHAINED = (
+    Job("qwen2.5-7b", 2, 2, 3, 4, "zb-auto", tokens=2048),
+    Job("qwen2.5-7b", 2, 3, 2, 8, "zb-auto", "a100-2048x8", tokens=2048),
+    Job("llama2-7b", 2, 2, 4, 12, "zb-h2", "a100-2048x8", tokens=2048),
+    Job("llama2-13b", 2, 3, 2, 6, "zb-h2", tokens=2048),
+    Job("llama2-7b", 1, 4, 4, 4, "gpipe", tokens=2048),
+    Job("llama2-7b", 2, 4, 2, 8, "zb-h1", precision="fp32", tokens=2048),
+    Job("qwen2.5-14b", 4, 4, 3, 12, "zb-h1", precision="fp32", tokens=2048),
+    Job("qwen2.5-14b", 4, 4, 2, 8, "1f1b", precision="fp32", tokens=2048, memory_gib=90),
+    Job("llama2-7b", 2, 2, 4, 8, "zb-h1", tokens=2048, memory_gib=48),
+)
+"""Jobs that are adapted again and again: other schedules, fp32, little memory."""
+_MOST_EVENTS = 3
+
+
+def adapted_state(seed: str) -> Situation:
+    """The state of `seed` in which a job is that was adapted up to some times before."""
+    rng = random.Random(seed)
+    job = rng.choice(CHAINED)
+    cluster = find_cluster(job.cluster)
+    plan = _plan(job)
+    world = job.tp * job.pp * job.dp
+    health = _health(rng, world, cluster)
+    for _ in range(rng.randrange(_MOST_EVENTS)):
+        try:
+            plan = adapt(Situation(plan, _pricing(job, health))).plan
+        except NoFeasiblePlan:
+            break
+        worse = _health(rng, world, cluster)
+        lost = health.lost | worse.lost
+        speed = {r: s for r, s in {**health.speed, **worse.speed}.items() if r not in lost}
+        health = Health(lost=lost, speed=speed, links=worse.links)
+    return Situation(plan, _pricing(job, health))
 
 
 def failure_state(seed: str) -> Situation:
@@ -72,12 +111,13 @@ def _health(rng: random.Random, world: int, cluster: Cluster) -> Health:
 
 @cache
 def _plan(job: Job) -> Plan:
+    device = find_cluster(job.cluster).device.memory_bytes
     recipe = Recipe(
         mesh=Mesh(tp=job.tp, pp=job.pp, dp=job.dp),
-        batch=Batch(microbatches=job.microbatches, tokens=4096),
+        batch=Batch(microbatches=job.microbatches, tokens=job.tokens),
         schedule=job.schedule,
-        precision="bf16",
-        memory_bytes=find_cluster(job.cluster).device.memory_bytes,
+        precision=job.precision,
+        memory_bytes=device if job.memory_gib is None else job.memory_gib << 30,
     )
     return healthy_plan(recipe, _pricing(job, Health()))
 
@@ -89,7 +129,8 @@ def _pricing(job: Job, health: Health) -> Pricing:
 
 @cache
 def _costs(job: Job) -> CostModel:
-    return CostModel.of_description(find_model(job.model), find_cluster(job.cluster))
+    model, cluster = find_model(job.model), find_cluster(job.cluster)
+    return CostModel.of_description(model, cluster, precision=job.precision)
 
 
 def told(situation: Situation) -> str:
