@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resihp.compiler.adaptation import Decision, Situation, adapt
 from resihp.compiler.adaptation.decision import CANNOT_WIN
+from resihp.compiler.capacity import oversized, peak_bytes
 from resihp.compiler.cluster import Health, find_cluster
 from resihp.compiler.costs import CostModel
 from resihp.compiler.facts import peak_partials
@@ -73,6 +75,24 @@ def test_what_is_said_not_to_win_has_a_bound_above_what_was_chosen(memory_gib, l
     decision, _ = adapted(memory_gib, lost)
     pruned = [each for each in decision.considered if each.why == CANNOT_WIN]
     assert all((each.bound_s or 0.0) >= decision.iteration_s for each in pruned)
+
+
+def test_a_split_that_has_room_for_one_micro_batch_in_flight_is_found_where_no_other_is():
+    """Two stages at half their degree: what 1F1B keeps in flight fits into no split of layers."""
+    model, cluster = find_model("llama2-13b"), find_cluster("a100-32x8")
+    costs = CostModel.of_description(model, cluster)
+    recipe = Recipe(
+        mesh=Mesh(tp=4, pp=2, dp=2),
+        batch=Batch(microbatches=8, tokens=4096),
+        schedule="1f1b",
+        precision="bf16",
+        memory_bytes=cluster.device.memory_bytes,
+    )
+    plan = healthy_plan(recipe, Pricing(model.shape, costs, cluster, Health()))
+    little = msgspec.structs.replace(plan, memory_bytes=int(1.2 * max(peak_bytes(plan).values())))
+    health = Health(lost=frozenset({4, 13}))
+    decision = adapt(Situation(little, Pricing(model.shape, costs, cluster, health)))
+    assert not oversized(decision.plan)
 
 
 _PLACINGS = st.dictionaries(

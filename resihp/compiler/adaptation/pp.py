@@ -46,6 +46,7 @@ def repartitioned(situation: Situation, members: Members, share: Share) -> list[
     """Layers of each position for groups of `members`; None where memory holds too few.
 
     The time that is evened out is that of all micro-batches and the reduction of the gradients.
+    Each stage has room for what the schedule keeps in flight there, or else for one micro-batch.
     For plans with one stage per position.
     """
     num_stages = situation.placement.num_stages
@@ -57,7 +58,14 @@ def repartitioned(situation: Situation, members: Members, share: Share) -> list[
         _stage_time(situation, stage, holders[stage], share, busy) for stage in range(num_stages)
     ]
     current = [last - first + 1 for first, last in situation.placement.layers]
-    counts = partition(stages, situation.previous.model.layers, current)
+    num_layers = situation.previous.model.layers
+    counts = partition(stages, num_layers, current)
+    if counts is None:
+        least = [
+            each._replace(most_layers=_most_with(situation, stage, _least_tp(held), 1))
+            for stage, (each, held) in enumerate(zip(stages, holders, strict=True))
+        ]
+        counts = partition(least, num_layers, current)
     return None if counts is None else ranges_of(counts)
 
 
@@ -79,8 +87,11 @@ def _stage_time(
     own = last if stage == situation.placement.num_stages - 1 else min(stage, 1, last)
     per_layer = seconds(0, 1) - seconds(0, 0) if last >= 2 else compute(LayerRange(0, 0))
     extra = max(0.0, seconds(own, own) - per_layer)
-    least_tp = min(group.tp for group in holders)
-    return StageTime(per_layer, extra, _most_layers(situation, stage, least_tp))
+    return StageTime(per_layer, extra, _most_layers(situation, stage, _least_tp(holders)))
+
+
+def _least_tp(holders: Sequence[Group]) -> int:
+    return min(group.tp for group in holders)
 
 
 def _compute(
