@@ -18,6 +18,7 @@ from resihp.compiler.adaptation import (
     Situation,
     adapt,
 )
+from resihp.compiler.adaptation.layouts import gains_holders
 from resihp.compiler.capacity import peak_bytes
 from resihp.compiler.cluster import CLUSTERS, Health, SlowLink
 from resihp.compiler.costs import CostModel
@@ -47,7 +48,7 @@ def assert_sound(decision: Decision, situation: Situation) -> None:
         layers.last + 1 for layers in stages.layers[:-1]
     ]
     assert decision.iteration_s == simulate(plan, situation.pricing).iteration_s
-    if decision.no_change_s is not None:
+    if decision.no_change_s is not None and not gains_holders(situation, previous, plan):
         assert decision.iteration_s <= decision.no_change_s
     for each in decision.considered:
         if each.makespan_s is not None and each.bound_s is not None:
