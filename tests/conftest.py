@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
+
+# A busy machine makes any example slow; the suite has a limit of time of its own.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
+
 
 def pytest_addoption(parser):
     """`--update-golden` rewrites the texts that golden tests compare with."""
