@@ -94,6 +94,7 @@ def account(previous: Plan, plan: Plan) -> Account:
     state = State(holdings(previous.groups), holdings(plan.groups))
     missing = {rank: pieces - state.before.get(rank, set()) for rank, pieces in state.after.items()}
     came_from: dict[tuple[int, int, int], int | None] = {}
+    members = {rank: index for g in plan.groups for index, rank in enumerate(g.ranks)}
     faults: list[str] = []
     seen: Counter[tuple[object, object, int]] = Counter()
     for line in plan.reconfigure:
@@ -114,7 +115,10 @@ def account(previous: Plan, plan: Plan) -> Account:
                         and quarter in quarters(state.before, source, layer)
                     ]
                     if alive or isinstance(line, Load):
-                        came_from[rank, layer, quarter] = alive[0] if alive else None
+                        # What all members have whole comes from all of them in turn.
+                        member = members[rank] if quarter < 0 else 0
+                        giver = alive[member % len(alive)] if alive else None
+                        came_from[rank, layer, quarter] = giver
                         missing[rank].remove((layer, quarter))
                         useful = useful or quarter >= 0
         if not useful:
