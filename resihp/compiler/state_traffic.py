@@ -15,7 +15,7 @@ from resihp.compiler.pricing import Pricing
 from resihp.ir.model import Load, Plan
 from resihp.ir.reshard import ShardLoad, ShardMove, loads, transfers
 
-__all__ = ["StateTraffic", "state_traffic", "transfer_seconds"]
+__all__ = ["StateTraffic", "state_traffic"]
 
 
 class StateTraffic(NamedTuple):
@@ -33,13 +33,10 @@ class StateTraffic(NamedTuple):
     """Bytes that leave their node, by its number and that of the target's."""
 
 
-def transfer_seconds(previous: Plan, plan: Plan, pricing: Pricing) -> float:
-    """Predicted time of the reconfiguration of `plan`, which is verified to follow `previous`."""
-    return state_traffic(previous, plan, pricing).seconds
-
-
 def state_traffic(previous: Plan, plan: Plan, pricing: Pricing) -> StateTraffic:
-    """The same with the bytes of every pair of ranks and of nodes."""
+    """Predicted time and bytes of the reconfiguration of `plan`, which is verified to follow
+    `previous`, with those of every pair of ranks and of nodes.
+    """
     node_of = pricing.cluster.node_of
     by_ranks: Counter[tuple[int, int]] = Counter()
     num_messages: Counter[tuple[int, int]] = Counter()

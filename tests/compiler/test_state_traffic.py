@@ -15,7 +15,7 @@ from resihp.compiler.facts import move_bytes
 from resihp.compiler.models import Model
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.reconfigure import reconfiguration
-from resihp.compiler.state_traffic import state_traffic, transfer_seconds
+from resihp.compiler.state_traffic import state_traffic
 from resihp.ir.model import Group, LayerRange, Mesh, Plan
 from resihp.ir.reshard import transfers
 
@@ -61,7 +61,6 @@ def test_the_network_bounds_what_leaves_a_node():
     traffic = state_traffic(healthy, plan, pricing_of(plan))
     num_messages = len(transfers(healthy, plan))
     assert traffic.seconds == pytest.approx(traffic.num_bytes / 1e9 + num_messages * 1e-6)
-    assert transfer_seconds(healthy, plan, pricing_of(plan)) == traffic.seconds
 
 
 def test_a_slow_link_is_as_slow_as_it_is():
@@ -69,7 +68,7 @@ def test_a_slow_link_is_as_slow_as_it_is():
     healthy = plan_of(tp=2, pp=2, dp=2)
     plan = adapt(healthy, lost=[5], step=1, profile=WHOLE_MICROBATCHES).plan
     slow = SlowLink(nodes=(2, 0), factor=3.0, delay_s=0.5)
-    seconds = transfer_seconds(healthy, plan, pricing_of(plan, links=(slow,)))
+    seconds = state_traffic(healthy, plan, pricing_of(plan, links=(slow,))).seconds
     num_bytes = state_traffic(healthy, plan, pricing_of(plan)).num_bytes
     assert seconds == pytest.approx(0.5 + 3 * (1e-6 + num_bytes / 1e9))
 
@@ -99,4 +98,4 @@ def test_equal_sources_share_the_load():
 def test_nothing_moves_in_no_time():
     """A plan that keeps all groups."""
     healthy = plan_of()
-    assert transfer_seconds(healthy, healthy, pricing_of(healthy)) == 0.0
+    assert state_traffic(healthy, healthy, pricing_of(healthy)).seconds == 0.0
