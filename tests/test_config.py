@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resihp.compiler.schedules import placed
 from resihp.config import (
     BatchConfig,
+    ComputeConfig,
     DataConfig,
     DeviceConfig,
     Injection,
@@ -25,7 +28,9 @@ from resihp.config import (
     resolved,
 )
 from resihp.config.checks import nearest, problems
-from resihp.errors import ConfigError
+from resihp.config.schema import Numerics, Schedule
+from resihp.errors import ConfigError, UserError
+from resihp.ir.model import Precision
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "stdlib.toml"
 
@@ -96,7 +101,19 @@ GOLDEN = [
         '"zb-h1"',
         '"zb-h3"',
         'job.toml:16: parallel.schedule = "zb-h3": must be "1f1b" or "zb-h1" or "zb-h2" or '
-        '"zb-auto" or "gpipe"; did you mean zb-h2?',
+        '"zb-auto" or "gpipe" or "interleaved-1f1b" or "looped-bfs" or "zbv"; did you mean zb-h2?',
+    ),
+    (
+        '"zb-h1"',
+        '"zbv"\nstages_per_rank = 3',
+        'job.toml:17: parallel.stages_per_rank = 3: must be 2 with schedule = "zbv"; '
+        "nearest valid: 2",
+    ),
+    (
+        '"zb-h1"',
+        '"interleaved-1f1b"\nstages_per_rank = 4',
+        "job.toml:17: parallel.stages_per_rank = 4: makes 8 stages of parallel.pp (2), and "
+        "num_hidden_layers (6) is less than a layer for each; nearest valid: stages_per_rank = 3",
     ),
     (
         "steps = 60",
@@ -110,7 +127,7 @@ GOLDEN = [
         "[job]",
         "x = 1\n[job]",
         "job.toml:1: x = 1: is no known key; known here: job, model, parallel, batch, data, "
-        "optimizer, device, inject",
+        "optimizer, compute, device, inject",
     ),
     (
         "hidden_size = 256",
@@ -147,6 +164,17 @@ GOLDEN = [
         '"2GB"',
         'job.toml:26: device.memory = "2GB": must be a whole number and KiB, MiB, GiB or TiB, '
         "such as 2GiB",
+    ),
+    (
+        'memory = "2GiB"',
+        'kind = "gpu"',
+        'job.toml:26: device.kind = "gpu": must be "cpu" or "cuda" or "emulated"'
+        "; did you mean cpu?",
+    ),
+    (
+        "[device]",
+        "[compute]\nrecompute = 1\n[device]",
+        "job.toml:26: compute.recompute = 1: expected bool, got int",
     ),
     (
         "rank = 5",
@@ -232,6 +260,22 @@ def test_a_config_says_what_a_plan_needs_of_it():
     assert config.batch.batch().tokens == 256
 
 
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+@pytest.mark.parametrize("said", [None, 1, 2, 3])
+def test_stages_of_a_rank_are_those_that_the_compiler_knows(schedule, said):
+    """What a schedule has where nothing is said, and what it cannot have."""
+    config = loads(JOB)
+    parallel = msgspec.structs.replace(config.parallel, schedule=schedule, stages_per_rank=said)
+    found = list(problems(msgspec.structs.replace(config, parallel=parallel)))
+    try:
+        stages = placed(schedule, parallel.pp, said)
+    except UserError:
+        assert [problem.key for problem in found] == ["parallel.stages_per_rank"]
+    else:
+        assert not found
+        assert sum(map(len, stages)) == parallel.num_stages
+
+
 names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
@@ -259,6 +303,11 @@ def configs(draw):
         parallel=ParallelConfig(tp=tp, pp=pp, dp=dp),
         batch=BatchConfig(microbatches=3, tokens=tp * draw(st.integers(1, 99))),
         data=DataConfig(source=draw(texts)),
+        compute=ComputeConfig(
+            precision=draw(st.sampled_from(get_args(Precision))),
+            numerics=draw(st.sampled_from(get_args(Numerics))),
+            recompute=draw(st.booleans()),
+        ),
         device=DeviceConfig(memory=format_size(draw(st.integers(1 << 20, 1 << 40)))),
         inject=tuple(
             Injection(rank=rank, step=steps - 1, instruction=draw(st.none() | st.integers(0, 9)))

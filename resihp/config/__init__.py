@@ -13,12 +13,15 @@ from __future__ import annotations
 from resihp.config.reading import load, loads
 from resihp.config.schema import (
     BatchConfig,
+    ComputeConfig,
     DataConfig,
     DeviceConfig,
+    DeviceKind,
     Injection,
     JobConfig,
     JobSection,
     ModelConfig,
+    Numerics,
     OptimizerConfig,
     ParallelConfig,
 )
@@ -27,12 +30,15 @@ from resihp.config.writing import resolved
 
 __all__ = [
     "BatchConfig",
+    "ComputeConfig",
     "DataConfig",
     "DeviceConfig",
+    "DeviceKind",
     "Injection",
     "JobConfig",
     "JobSection",
     "ModelConfig",
+    "Numerics",
     "OptimizerConfig",
     "ParallelConfig",
     "format_size",

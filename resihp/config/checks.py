@@ -14,6 +14,8 @@ from resihp.config.toml import Problem
 __all__ = ["nearest", "problems"]
 
 MIN_MEMORY_BYTES = 1 << 20
+_ONLY_STAGES = {"1f1b": 1, "zb-h1": 1, "zb-h2": 1, "zb-auto": 1, "zbv": 2}
+"""How many a rank runs under schedules that leave no choice."""
 
 
 def problems(config: JobConfig) -> Iterator[Problem]:
@@ -64,13 +66,39 @@ def _tensor_parallel(config: JobConfig) -> Iterator[Problem]:
 
 
 def _pipeline(config: JobConfig) -> Iterator[Problem]:
-    layers = config.model.num_hidden_layers
-    if config.parallel.pp > layers:
+    parallel, layers = config.parallel, config.model.num_hidden_layers
+    if parallel.pp > layers:
         yield Problem(
             "parallel.pp",
             f"must be at most num_hidden_layers ({layers}), a layer for each stage; "
             f"nearest valid: {layers}",
         )
+    yield from _stages(config)
+
+
+def _stages(config: JobConfig) -> Iterator[Problem]:
+    """Stages of a rank that the schedule has, and a layer for each."""
+    parallel, layers = config.parallel, config.model.num_hidden_layers
+    said, only = parallel.stages_per_rank, _ONLY_STAGES.get(parallel.schedule)
+    if None not in (said, only) and said != only:
+        yield Problem(
+            "parallel.stages_per_rank",
+            f'must be {only} with schedule = "{parallel.schedule}"; nearest valid: {only}',
+        )
+    elif parallel.num_stages > layers:
+        key = "schedule" if said is None else "stages_per_rank"
+        yield Problem(
+            f"parallel.{key}",
+            f"makes {parallel.num_stages} stages of parallel.pp ({parallel.pp}), and "
+            f"num_hidden_layers ({layers}) is less than a layer for each; "
+            f"nearest valid: {_fewer_stages(only, layers, parallel.pp)}",
+        )
+
+
+def _fewer_stages(only: int | None, layers: int, pp: int) -> str:
+    if only is None:
+        return f"stages_per_rank = {max(1, layers // pp)}"
+    return f"pp = {max(1, layers // only)}"
 
 
 def _world(config: JobConfig) -> Iterator[Problem]:

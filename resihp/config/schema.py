@@ -11,17 +11,20 @@ import msgspec
 from msgspec import Meta
 
 from resihp.config.sizes import parse_size
-from resihp.ir.model import Batch, Mesh, ModelShape
+from resihp.ir.model import Batch, Mesh, ModelShape, Precision
 
 __all__ = [
     "MAX_WORLD",
     "BatchConfig",
+    "ComputeConfig",
     "DataConfig",
     "DeviceConfig",
+    "DeviceKind",
     "Injection",
     "JobConfig",
     "JobSection",
     "ModelConfig",
+    "Numerics",
     "OptimizerConfig",
     "ParallelConfig",
 ]
@@ -35,6 +38,18 @@ Positive = Annotated[float, Meta(gt=0.0, le=1e12)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Decay = Annotated[float, Meta(ge=0.0, lt=1.0)]
 Degree = Annotated[int, Meta(ge=1, le=MAX_WORLD)]
+Schedule = Literal[
+    "1f1b",
+    "zb-h1",
+    "zb-h2",
+    "zb-auto",
+    "gpipe",
+    "interleaved-1f1b",
+    "looped-bfs",
+    "zbv",
+]
+Numerics = Literal["bitwise", "fast"]
+DeviceKind = Literal["cpu", "cuda", "emulated"]
 
 
 class JobSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +103,9 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tp: Degree = 1
     pp: Degree = 1
     dp: Degree = 1
-    schedule: Literal["1f1b", "zb-h1", "zb-h2", "zb-auto", "gpipe"] = "1f1b"
+    schedule: Schedule = "1f1b"
+    stages_per_rank: Annotated[int, Meta(ge=1, le=1 << 10)] | None = None
+    """Pipeline stages of each rank (None: as many as the schedule has where nothing is said)."""
     plan: Annotated[str, Meta(min_length=1)] | None = None
     """File of the plan to begin with, instead of one that is made for these degrees."""
 
@@ -96,6 +113,12 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def world(self) -> int:
         """Number of ranks."""
         return self.tp * self.pp * self.dp
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages of a replica."""
+        usual = 2 if self.schedule in ("interleaved-1f1b", "looped-bfs", "zbv") else 1
+        return self.pp * (self.stages_per_rank or usual)
 
     def mesh(self) -> Mesh:
         """The degrees as a plan says them."""
@@ -137,9 +160,21 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Largest norm of the whole gradient."""
 
 
+class ComputeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[compute]`: how numbers are kept and summed."""
+
+    precision: Precision = "fp32"
+    """`bf16`: F and B read bf16 copies of fp32 parameters; moments and gradient sums stay fp32."""
+    numerics: Numerics = "bitwise"
+    """`bitwise`: sums in a fixed order, whoever computes what. `fast`: in the order of arrival."""
+    recompute: bool = False
+    """Whether B computes again what F made, which then is not kept. Not in a `parallel.plan`."""
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[device]`: what one rank has."""
 
+    kind: DeviceKind = "cpu"
     memory: str = "2GiB"
 
     @property
@@ -168,5 +203,6 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch: BatchConfig
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    compute: ComputeConfig = ComputeConfig()
     device: DeviceConfig = DeviceConfig()
     inject: tuple[Injection, ...] = ()

@@ -46,6 +46,11 @@ def _check_same(here: str, plan: Plan, job: JobConfig) -> None:
                 raise ConfigError(
                     f"{here}: its {name} line says {key}={said[key]}, the job file {key}={value}"
                 )
+    if plan.precision != job.compute.precision:
+        raise ConfigError(
+            f"{here}: the plan is for precision {plan.precision}, the job file for "
+            f'compute.precision = "{job.compute.precision}"'
+        )
     if plan.resume is not None or plan.lost or plan.reconfigure:
         raise ConfigError(
             f"{here}: this plan goes on from another one; a job begins with a whole one"

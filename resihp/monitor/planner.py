@@ -19,6 +19,7 @@ from resihp.ir.diagnostics import Severity
 from resihp.ir.model import Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
+from resihp.ir.runnable import check_runnable
 from resihp.ir.verify import verify
 from resihp.monitor.given_plan import given_plan
 from resihp.wire.backend import EXECUTOR_TRANSPORT
@@ -48,7 +49,7 @@ class Planner:
         self._costs = CostModel.of_description(
             Model(shape=self._shape),
             self._cluster,
-            precision="fp32",
+            precision=job.compute.precision,
             max_tp=job.parallel.tp,
             shards_tables=False,  # our executor keeps the embedding and the head whole
         )
@@ -57,31 +58,35 @@ class Planner:
         """The healthy plan: the one that the job file names, or one for its degrees.
 
         Raises NoFeasiblePlan where the model does not fit the devices, and UserError for a file
-        that is no plan of this job.
+        that is no plan of this job, or a plan that the executor does not run.
         """
         job = self._job
         if job.parallel.plan is not None:
             return self._verified(given_plan(job, job.parallel.plan), previous=None)
-        return self._verified(
-            initial_plan(
-                self._shape,
-                job.parallel.mesh(),
-                job.batch.batch(),
-                schedule=job.parallel.schedule,
-                memory_bytes=job.device.memory_bytes,
-            ),
-            previous=None,
+        plan = initial_plan(
+            self._shape,
+            job.parallel.mesh(),
+            job.batch.batch(),
+            schedule=job.parallel.schedule,
+            num_chunks=job.parallel.stages_per_rank,
+            memory_bytes=job.device.memory_bytes,
+            precision=job.compute.precision,
+            pricing=self._pricing(Health()),
         )
+        check_runnable(plan)
+        return self._verified(plan, previous=None)
 
     def after_loss(self, previous: VerifiedPlan, lost: Iterable[int], step: int) -> VerifiedPlan:
         """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can."""
-        health = Health(lost=frozenset(lost))
-        pricing = Pricing(self._shape, self._costs, self._cluster, health)
+        pricing = self._pricing(Health(lost=frozenset(lost)))
         decision = adapt(Situation(previous.plan, pricing, resume_step=step), budget=_BUDGET)
         verified = self._verified(decision.plan, previous=previous.plan)
         record = decision.record()
         del record["text"]  # the plan is stored on its own
         return msgspec.structs.replace(verified, decision=record)
+
+    def _pricing(self, health: Health) -> Pricing:
+        return Pricing(self._shape, self._costs, self._cluster, health)
 
     def _verified(self, plan: Plan, previous: Plan | None) -> VerifiedPlan:
         text = print_plan(plan)

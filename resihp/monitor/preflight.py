@@ -11,15 +11,25 @@ from resihp.monitor.planner import Planner
 
 __all__ = ["check_job"]
 
+_KINDS = ("cpu",)
+"""Kinds of devices that the executor opens."""
+
 
 def check_job(job: JobConfig) -> None:
     """Raise ConfigError, naming the key, for what can be seen from here."""
+    _check_device(job.device.kind)
     _check_data(job.data.source)
     _check_runs_dir(Path(job.job.runs_dir))
     try:
         Planner(job).initial()
     except NoFeasiblePlan as error:
         raise ConfigError(f'device.memory = "{job.device.memory}": {error}') from error
+
+
+def _check_device(kind: str) -> None:
+    if kind not in _KINDS:
+        known = " or ".join(f'"{known}"' for known in _KINDS)
+        raise ConfigError(f'device.kind = "{kind}": jobs do not run there yet; use {known}')
 
 
 def _check_data(source: str) -> None:
