@@ -20,7 +20,7 @@ from resihp.config import JobConfig
 from resihp.errors import GenerationClosed
 from resihp.executor.groups import Communicator, GroupFactory, open_store
 from resihp.executor.inject import Injector
-from resihp.executor.interpreter import Interpreter
+from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
 from resihp.executor.reshard import Resharding, state_targets
 from resihp.executor.sampler import GlobalBatches

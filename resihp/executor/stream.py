@@ -11,44 +11,59 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resihp.errors import GenerationClosed
 
-__all__ = ["Event", "ThreadStream"]
+if TYPE_CHECKING:
+    from resihp.executor.interpreter.observe import Observation
+
+__all__ = ["Event", "Stream", "ThreadStream"]
+
+_LOCK = threading.Lock()
+"""Guards the moment of every event: held for well under a microsecond, so one is enough."""
 
 
 class Event:
-    """Something that happens once, with a result or an error; set from any thread."""
+    """Something that happens once, with a result or an error; set from any thread.
 
-    __slots__ = ("_callbacks", "_condition", "_done", "_error", "_result")
+    `at_ns` is when it happened, on the clock of its device (the monotonic clock on CPU). On CUDA
+    an event happens when its work has been issued, and `mark` is the CUDA event that this work
+    ends with: streams wait for the mark on the device, whoever reads the result on the host waits
+    for the mark too. Elsewhere `mark` is None.
+    """
+
+    __slots__ = ("_callbacks", "_done", "_error", "_result", "at_ns", "mark")
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._callbacks: list[Callable[[Event], None]] | None = None
         self._done = False
-        self._result: Any = None
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Event], None]] = []
+        self._result: Any = None
+        self.at_ns = 0
+        self.mark: Any = None
 
-    def set(self, result: Any = None) -> None:
+    def set(self, result: Any = None, *, at_ns: int | None = None) -> None:
         """Happen. The first of `set` and `fail` wins; later ones are ignored."""
-        self._finish(result, None)
+        self._finish(result, None, time.monotonic_ns() if at_ns is None else at_ns)
 
     def fail(self, error: BaseException) -> None:
         """Happen with an error, which every waiter raises."""
-        self._finish(None, error)
+        self._finish(None, error, time.monotonic_ns())
 
-    def _finish(self, result: Any, error: BaseException | None) -> None:
-        with self._condition:
+    def _finish(self, result: Any, error: BaseException | None, at_ns: int) -> None:
+        with _LOCK:
             if self._done:
                 return
-            self._done, self._result, self._error = True, result, error
-            callbacks, self._callbacks = self._callbacks, []
-            self._condition.notify_all()
-        for callback in callbacks:
-            callback(self)
+            self._result, self._error, self.at_ns = result, error, at_ns
+            self._done = True
+            callbacks, self._callbacks = self._callbacks, None
+        if callbacks is not None:
+            for callback in callbacks:
+                callback(self)
 
     @property
     def done(self) -> bool:
@@ -63,22 +78,28 @@ class Event:
     def wait(self) -> Any:
         """Block this thread until the event; its result. Raises the error of `fail`.
 
-        There is no timeout here: whoever owns the event ends it (a stream or a transport fails
-        all of its events when it is cancelled or closed).
+        There is no timeout here: whoever owns the event ends it (a stream or a wire fails all of
+        its events when it is cancelled or ended).
         """
-        with self._condition:
-            while not self._done:
-                self._condition.wait()
+        if not self._done:
+            gate = threading.Lock()
+            gate.acquire()
+            self.when_done(lambda _: gate.release())
+            gate.acquire()
         if self._error is not None:
             raise self._error
         return self._result
 
     def when_done(self, callback: Callable[[Event], None]) -> None:
         """Call `callback(self)` once, from the thread that sets the event (or now)."""
-        with self._condition:
-            if not self._done:
-                self._callbacks.append(callback)
-                return
+        if not self._done:
+            with _LOCK:
+                if not self._done:
+                    if self._callbacks is None:
+                        self._callbacks = [callback]
+                    else:
+                        self._callbacks.append(callback)
+                    return
         callback(self)
 
     async def wait_async(self) -> Any:
@@ -98,6 +119,47 @@ class Event:
         return self.wait()
 
 
+class Stream(Protocol):
+    """An ordered queue of work; the backends are a thread, a CUDA stream and a device clock.
+
+    `position` is the label of the item that runs now or waits for its events (-1: idle), and
+    `is_waiting` whether it waits. `observation` (None: nobody looks) gets start and end of every
+    item with a label; it changes between iterations, when nothing is queued. `on_error` is called
+    once, from any thread, with the error that broke the stream, but not for a `cancel`.
+    """
+
+    position: int
+    is_waiting: bool
+    observation: Observation | None
+    on_error: Callable[[BaseException], None] | None
+
+    def submit(
+        self, work: Callable[[], Any], *, waits: Sequence[Event] = (), label: int = -1
+    ) -> Event:
+        """Queue `work` to run after all earlier items and after `waits`; never blocks.
+
+        The event happens with the result of `work`, or fails with its error, that of a wait, or
+        that which broke the stream earlier.
+        """
+        ...
+
+    def cancel(self, error: BaseException | None = None) -> None:
+        """Drop everything queued and refuse more until `reset`. The running item runs on.
+
+        What is dropped fails with `error` (None: `GenerationClosed`), or with an earlier one that
+        broke the stream. An item that waits for an event is woken by whoever fails that event.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Accept work again after `cancel` or an error; the stream must be idle."""
+        ...
+
+    def when_idle(self) -> Event:
+        """An event for the moment when nothing runs and nothing is queued."""
+        ...
+
+
 class _Item(NamedTuple):
     work: Callable[[], Any]
     waits: Sequence[Event]
@@ -106,15 +168,19 @@ class _Item(NamedTuple):
 
 
 class ThreadStream:
-    """A FIFO of work on a thread of its own.
-
-    `position` is the label of the item that runs now (-1: idle), for progress reports.
-    """
+    """A FIFO of work on a thread of its own (see `Stream`)."""
 
     def __init__(self, name: str) -> None:
         self.position = -1
+        self.is_waiting = False
+        self.observation: Observation | None = None
+        self.on_error: Callable[[BaseException], None] | None = None
         self._queue: deque[_Item] = deque()
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._work_is_here = threading.Lock()
+        """Held, but for the moment when work comes to a sleeping thread."""
+        self._work_is_here.acquire()
+        self._sleeps = False
         self._broken: BaseException | None = None
         self._busy = False
         self._idle_events: list[Event] = []
@@ -124,23 +190,22 @@ class ThreadStream:
     def submit(
         self, work: Callable[[], Any], *, waits: Sequence[Event] = (), label: int = -1
     ) -> Event:
-        """Queue `work` to run after all earlier items and after `waits`; never blocks."""
-        item = _Item(work, waits, Event(), label)
-        with self._condition:
+        """See `Stream`."""
+        event = Event()
+        with self._lock:
             broken = self._broken
             if broken is None:
-                self._queue.append(item)
-                self._condition.notify_all()
+                self._queue.append(_Item(work, waits, event, label))
+                if self._sleeps:
+                    self._sleeps = False
+                    self._work_is_here.release()
         if broken is not None:
-            item.event.fail(broken)
-        return item.event
+            event.fail(broken)
+        return event
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """Drop everything queued and refuse more until `reset`. The running item runs on.
-
-        An item that waits for an event is woken by whoever fails that event.
-        """
-        with self._condition:
+        """See `Stream`."""
+        with self._lock:
             if self._broken is None:
                 self._broken = error or GenerationClosed("the generation is over")
             dropped, self._queue = self._queue, deque()
@@ -151,16 +216,16 @@ class ThreadStream:
             event.set()
 
     def reset(self) -> None:
-        """Accept work again after `cancel` or an error; the stream must be idle."""
-        with self._condition:
+        """See `Stream`."""
+        with self._lock:
             assert not self._busy, "reset of a busy stream"
             assert not self._queue, "reset of a stream with work"
             self._broken = None
 
     def when_idle(self) -> Event:
-        """An event for the moment when nothing runs and nothing is queued."""
+        """See `Stream`."""
         event = Event()
-        with self._condition:
+        with self._lock:
             if self._busy or self._queue:
                 self._idle_events.append(event)
                 return event
@@ -172,31 +237,56 @@ class ThreadStream:
         return events
 
     def _next(self) -> _Item:
-        with self._condition:
-            self._busy = False
-            idle = self._take_idle_events() if not self._queue else []
-        for event in idle:
-            event.set()
-        with self._condition:
-            while not self._queue:
-                self._condition.wait()
-            self._busy = True
-            return self._queue.popleft()
+        while True:
+            with self._lock:
+                if self._queue:
+                    self._busy = True
+                    return self._queue.popleft()
+                self._busy = False
+                self._sleeps = True
+                idle = self._take_idle_events()
+            for event in idle:
+                event.set()
+            self._work_is_here.acquire()
 
     def _run(self) -> None:
         while True:
             item = self._next()
             self.position = item.label
             try:
-                for event in item.waits:
-                    event.wait()
+                self._wait_for(item.waits)
                 if self._broken is not None:
                     raise self._broken
-                result = item.work()
+                result = self._observed(item)
             except BaseException as error:  # the event carries it to whoever waits
                 item.event.fail(error)
-                self.cancel(error)
+                self._break(error)
             else:
                 item.event.set(result)
+                del result
             self.position = -1
             del item
+
+    def _wait_for(self, waits: Sequence[Event]) -> None:
+        for event in waits:
+            if not event.done or event.error is not None:
+                self.is_waiting = True
+                try:
+                    event.wait()
+                finally:
+                    self.is_waiting = False
+
+    def _observed(self, item: _Item) -> Any:
+        observation = self.observation
+        if observation is None or item.label < 0:
+            return item.work()
+        observation.began(item.label, time.monotonic_ns())
+        result = item.work()
+        observation.ended(item.label, time.monotonic_ns())
+        return result
+
+    def _break(self, error: BaseException) -> None:
+        is_news = self._broken is None
+        self.cancel(error)
+        if is_news and self.on_error is not None:
+            self.on_error(error)

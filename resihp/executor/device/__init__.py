@@ -1,0 +1,1 @@
+"""What differs between devices, behind one interface: `resihp.executor.device.interface`."""

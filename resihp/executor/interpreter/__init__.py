@@ -1,0 +1,1 @@
+"""Runs one rank's program: `resihp.executor.interpreter.run`."""
