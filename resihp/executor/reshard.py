@@ -102,7 +102,7 @@ class Resharding:
             self._keep(old, new)
         for move, event in arrived:
             pieces = list(self._pieces(new, move))
-            payload: bytearray = event.wait()
+            payload: memoryview = event.wait()
             size = 4 * sum(piece.numel() for piece in pieces)
             if len(payload) != size:
                 raise CommError(
@@ -149,7 +149,9 @@ class Resharding:
 
 
 def _tag(number: int) -> Tag:
-    return Tag(kind=STATE, step=number, home=0, microbatch=0, chunk=0)  # 32 bits wide there
+    return Tag(
+        kind=STATE, step=number, home=0, stage=0, microbatch=0, chunk=0
+    )  # 32 bits wide there
 
 
 def _same_place(old: Program, new: Program) -> bool:

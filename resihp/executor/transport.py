@@ -1,10 +1,10 @@
-"""Point-to-point tensors between executors, over framed TCP on the event loop.
+"""Point-to-point tensors between executors, over framed connections on the event loop.
 
-One connection per directed rank pair, opened by the sender and authenticated once for
-(sender, receiver, generation). Each payload frame is a fixed header (generation, tag, length)
-and the raw bytes. Frames of one connection arrive in the order they were posted; the receiver
-finds them by tag, so a late `receive` never blocks another message. A lost connection fails
-every pending receive from that peer at once.
+One connection per directed rank pair (a Unix socket on one host, else TCP), opened by the sender
+and authenticated once for (sender, receiver, generation). Each payload frame is a fixed header
+(generation, tag, length) and the raw bytes. Frames of one connection arrive in the order they
+were posted; the receiver finds them by tag, so a late `receive` never blocks another message. A
+lost connection fails every pending receive from that peer at once.
 
 Its progress is at least that of `resihp.wire.backend.EXECUTOR_TRANSPORT`, which plans are
 verified under.
@@ -13,7 +13,6 @@ verified under.
 from __future__ import annotations
 
 import asyncio
-import struct
 import threading
 import time
 from typing import NamedTuple
@@ -22,14 +21,13 @@ from torch import Tensor
 
 from resihp.errors import AuthError, GenerationClosed, PeerLost, WireError
 from resihp.executor.flat import bytes_of
+from resihp.executor.link import FRAME, Incoming, Outgoing, listen_locally, open_link
 from resihp.executor.stream import Event
 from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
-from resihp.wire.channel import accept_handshake, connect_handshake, connection_lost
 
 __all__ = ["STATE", "Tag", "Transport"]
 
-_HEADER = struct.Struct("!IBIHIHQ")  # generation, kind, step, home, micro-batch, chunk, bytes
 MAX_UNCLAIMED_BYTES = 1 << 30
 """How much a peer may send ahead of our receives before it is taken for broken."""
 RETRY_S = 0.01
@@ -42,6 +40,7 @@ class Tag(NamedTuple):
     kind: int
     step: int
     home: int
+    stage: int
     microbatch: int
     chunk: int
 
@@ -51,22 +50,79 @@ STATE = 255
 
 
 class _Mailbox:
-    """What one peer sent and what we still wait for from it."""
+    """What one peer sent in one generation and what we still wait for from it."""
 
-    def __init__(self, peer: int) -> None:
-        self.peer = peer
-        self.arrived: dict[Tag, bytearray] = {}
-        self.waiting: dict[Tag, Event] = {}
-        self.connected = False
-        self.lost: BaseException | None = None
-        self.unclaimed_bytes = 0
+    def __init__(self, peer: int, generation: int) -> None:
+        self._peer = peer
+        self._generation = generation
+        self._lock = threading.Lock()
+        self._arrived: dict[tuple[int, ...], memoryview] = {}
+        self._waiting: dict[tuple[int, ...], Event] = {}
+        self._lost: BaseException | None = None
+        self._unclaimed_bytes = 0
+        self.link: Incoming | None = None
+
+    def claim(self, tag: Tag) -> Event:
+        """An event for the payload under `tag`; from any thread."""
+        event = Event()
+        with self._lock:
+            payload = self._arrived.pop(tag, None)
+            if payload is not None:
+                self._unclaimed_bytes -= len(payload)
+            elif self._lost is None:
+                assert tag not in self._waiting, f"{tag} is asked for twice"
+                self._waiting[tag] = event
+                return event
+        if payload is not None:
+            event.set(payload)
+        else:
+            assert self._lost is not None
+            event.fail(self._lost)
+        return event
+
+    def allow(self, header: tuple[int, ...]) -> None:
+        generation, num_bytes = header[0], header[-1]
+        if generation != self._generation:
+            raise AuthError(f"payload of generation {generation}")
+        if num_bytes > MAX_UNCLAIMED_BYTES - self._unclaimed_bytes:
+            raise AuthError(f"rank {self._peer} sends more than it may: {num_bytes} bytes")
+
+    def deliver(self, header: tuple[int, ...], payload: memoryview) -> None:
+        tag = header[1:-1]
+        with self._lock:
+            event = self._waiting.pop(tag, None)
+            if event is None:
+                if tag in self._arrived:
+                    raise AuthError(f"second payload under {Tag(*tag)}")
+                self._arrived[tag] = payload
+                self._unclaimed_bytes += len(payload)
+        if event is not None:
+            event.set(payload)
+
+    def fail(self, cause: BaseException) -> None:
+        lost = PeerLost(f"the connection from rank {self._peer} broke")
+        lost.__cause__ = cause
+        self._fail(lost)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._lost = error
+            waiting, self._waiting = self._waiting, {}
+        for event in waiting.values():
+            event.fail(error)
+
+    def close(self) -> None:
+        """The generation is over."""
+        if self.link is not None:
+            self.link.close()
+        self._fail(GenerationClosed("the generation is over"))
 
 
 class Transport:
-    """All connections of one executor. Methods are for the event loop's thread, but `receive`.
+    """All connections of one executor.
 
-    `open` listens on the loopback interface for the life of the process; `begin` and `end`
-    bracket one generation.
+    `open` listens on this host for the life of the process; `begin` and `end` bracket one
+    generation. `send` and `receive` are for any thread, everything else for the event loop's.
     """
 
     def __init__(self, job: str, rank: int, *, timeout_s: float) -> None:
@@ -76,44 +132,45 @@ class Transport:
         self._generation = 0
         self._key = b""
         self._ports: dict[int, int] = {}
-        self._lock = threading.Lock()
         self._mailboxes: dict[int, _Mailbox] = {}
-        self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._readers: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._links: dict[int, Outgoing] = {}
+        self._strangers: set[Incoming] = set()
+        self._servers: list[asyncio.Server] = []
         self.num_refused = 0
         """Connections that were turned away, over all generations."""
 
     async def open(self) -> int:
         """Listen; the port. Connections are served until `close`."""
-        self._server = await asyncio.start_server(self._accept, LOOPBACK, 0, limit=1 << 20)
-        return self._server.sockets[0].getsockname()[1]
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(self._stranger, LOOPBACK, 0))
+        port: int = self._servers[0].sockets[0].getsockname()[1]
+        local = listen_locally(port)
+        if local is not None:
+            self._servers.append(await loop.create_unix_server(self._stranger, sock=local))
+        return port
 
     def begin(self, generation: int, key: bytes, ports: dict[int, int]) -> None:
         """Start a generation: from now on its peers (all of `ports`) may connect."""
         self.end()
-        with self._lock:
-            self._mailboxes = {peer: _Mailbox(peer) for peer in ports}
+        self._mailboxes = {peer: _Mailbox(peer, generation) for peer in ports}
         self._generation, self._key, self._ports = generation, key, ports
 
     def end(self) -> None:
         """End the generation: every pending receive fails, every connection is closed."""
-        with self._lock:
-            mailboxes, self._mailboxes = self._mailboxes, {}
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        links, self._links = self._links, {}
+        strangers, self._strangers = self._strangers, set()
         self._key, self._ports = b"", {}
         for mailbox in mailboxes.values():
-            _fail_all(mailbox, GenerationClosed("the generation is over"))
-        for task in self._readers:
-            task.cancel()
-        for writer in self._writers.values():
-            writer.transport.abort()
-        self._writers.clear()
+            mailbox.close()
+        for link in [*links.values(), *strangers]:
+            link.close()
 
     async def close(self) -> None:
         """End the generation and stop listening."""
         self.end()
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
 
     # --- sending
 
@@ -124,7 +181,7 @@ class Transport:
         PeerLost where one does not answer, of GenerationClosed where the generation ends.
         """
         async with asyncio.TaskGroup() as tasks:
-            for peer in sorted(peers - self._writers.keys()):
+            for peer in sorted(peers - self._links.keys()):
                 tasks.create_task(self._connect(peer))
 
     async def _connect(self, peer: int) -> None:
@@ -145,120 +202,61 @@ class Transport:
 
     async def _connect_once(self, peer: int, ports: dict[int, int]) -> None:
         identity = Identity(self._job, "executor", self._rank, self._generation)
-        reader, writer = await asyncio.open_connection(LOOPBACK, ports[peer])
-        try:
-            await connect_handshake(reader, writer, self._key, identity, timeout_s=self._timeout_s)
-            if self._ports is not ports:
-                raise GenerationClosed("the generation is over")
-        except BaseException:
-            writer.transport.abort()
-            raise
-        self._writers[peer] = writer
+        link = await open_link(ports[peer], self._key, identity, timeout_s=self._timeout_s)
+        if self._ports is not ports:
+            link.close()
+            raise GenerationClosed("the generation is over")
+        self._links[peer] = link
 
     def send(self, peer: int, tag: Tag, tensor: Tensor) -> None:
-        """Post `tensor` (contiguous, on CPU) to `peer`; returns at once.
+        """Post `tensor` (contiguous, on CPU) to `peer`, from any thread; returns at once.
 
         The tensor must not change until it is sent; nothing here copies it before that.
         """
-        writer = self._writers.get(peer)
-        if writer is None or writer.is_closing():
-            return  # the loss is seen by the peer's supervisor; our receives fail by themselves
+        link = self._links.get(peer)
+        if link is None:
+            return  # the generation is over: our receives fail by themselves
         payload = bytes_of(tensor)
-        writer.write(_HEADER.pack(self._generation, *tag, len(payload)))
-        writer.write(payload)
+        link.post(FRAME.pack(self._generation, *tag, len(payload)), payload)
 
     # --- receiving
 
     def receive(self, peer: int, tag: Tag) -> Event:
-        """An event whose result is the payload (bytearray) that `peer` sends under `tag`."""
-        event = Event()
-        with self._lock:
-            mailbox = self._mailboxes.get(peer)
-            if mailbox is None:
-                event.fail(GenerationClosed("the generation is over"))
-                return event
-            payload = mailbox.arrived.pop(tag, None)
-            if payload is not None:
-                mailbox.unclaimed_bytes -= len(payload)
-                event.set(payload)
-            elif mailbox.lost is not None:
-                event.fail(mailbox.lost)
-            else:
-                mailbox.waiting[tag] = event
-        return event
+        """An event whose result is the payload (its bytes) that `peer` sends under `tag`."""
+        mailbox = self._mailboxes.get(peer)
+        if mailbox is None:
+            event = Event()
+            event.fail(GenerationClosed("the generation is over"))
+            return event
+        return mailbox.claim(tag)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._readers.add(task)
-        try:
-            mailbox = await self._authenticate(reader, writer)
-            await self._read(mailbox, reader)
-        except asyncio.CancelledError:
-            pass  # `end` cancelled us: the generation is over
-        except Exception as error:
-            self.num_refused += 1
-            if not connection_lost(error):
-                raise
-        finally:
-            self._readers.discard(task)
-            writer.transport.abort()
+    def _stranger(self) -> Incoming:
+        link = Incoming(self, timeout_s=self._timeout_s)
+        self._strangers.add(link)
+        return link
 
-    async def _authenticate(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> _Mailbox:
-        def admit(identity: Identity) -> str | None:
-            if (identity.job, identity.role) != (self._job, "executor"):
-                return "not an executor of this job"
-            if identity.generation != self._generation or identity.rank not in self._ports:
-                return f"not a member of generation {self._generation}"
-            return None
+    def admit(self, identity: Identity) -> bytes:
+        """The secret of the generation, for those who belong to it."""
+        if (identity.job, identity.role) != (self._job, "executor"):
+            raise AuthError("not an executor of this job")
+        if identity.generation != self._generation or identity.rank not in self._ports:
+            raise AuthError(f"not a member of generation {self._generation}")
+        return self._key
 
-        identity, _, _ = await accept_handshake(
-            reader, writer, self._key, admit, timeout_s=self._timeout_s
-        )
+    def enter(self, link: Incoming, identity: Identity) -> _Mailbox:
+        """The mailbox of a peer, which connects once."""
         mailbox = self._mailboxes[identity.rank]
-        if mailbox.connected:
+        if mailbox.link is not None:
             raise AuthError(f"rank {identity.rank} is connected already")
-        mailbox.connected = True
+        self._strangers.discard(link)
+        mailbox.link = link
         return mailbox
 
-    async def _read(self, mailbox: _Mailbox, reader: asyncio.StreamReader) -> None:
-        peer = mailbox.peer
-        try:
-            while True:
-                header = await reader.readexactly(_HEADER.size)
-                generation, *tag, length = _HEADER.unpack(header)
-                if generation != self._generation:
-                    raise AuthError(f"payload of generation {generation}")
-                if length > MAX_UNCLAIMED_BYTES - mailbox.unclaimed_bytes:
-                    raise AuthError(f"rank {peer} sends more than it may: {length} bytes")
-                payload = bytearray(await reader.readexactly(length))
-                self._deliver(mailbox, Tag(*tag), payload)
-        except (asyncio.IncompleteReadError, ConnectionError, WireError) as error:
-            lost = PeerLost(f"the connection from rank {peer} broke")
-            lost.__cause__ = error
-            with self._lock:
-                mailbox.lost = lost
-            _fail_all(mailbox, lost)
-
-    def _deliver(self, mailbox: _Mailbox, tag: Tag, payload: bytearray) -> None:
-        with self._lock:
-            event = mailbox.waiting.pop(tag, None)
-            if event is None:
-                if tag in mailbox.arrived:
-                    raise AuthError(f"second payload under {tag}")
-                mailbox.arrived[tag] = payload
-                mailbox.unclaimed_bytes += len(payload)
-        if event is not None:
-            event.set(payload)
+    def turned_away(self, link: Incoming, error: BaseException) -> None:
+        """Count who did not get in."""
+        self._strangers.discard(link)
+        self.num_refused += 1
 
 
 def _not_accepted(peer: int, generation: int) -> PeerLost:
     return PeerLost(f"rank {peer} does not accept generation {generation}")
-
-
-def _fail_all(mailbox: _Mailbox, error: BaseException) -> None:
-    waiting, mailbox.waiting = mailbox.waiting, {}
-    for event in waiting.values():
-        event.fail(error)

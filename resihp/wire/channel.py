@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Protocol
 
 from resihp.errors import AuthError, FrameError
 from resihp.wire.auth import (
@@ -27,6 +28,8 @@ from resihp.wire.messages import Message, decode, decode_as, encode
 
 __all__ = [
     "Channel",
+    "Reader",
+    "Writer",
     "accept_handshake",
     "connect_handshake",
     "connection_lost",
@@ -34,7 +37,23 @@ __all__ = [
 ]
 
 
-async def read_frame(reader: asyncio.StreamReader, *, limit_bytes: int) -> bytes | None:
+class Reader(Protocol):
+    """What a handshake reads from; a StreamReader is one."""
+
+    async def readexactly(self, n: int) -> bytes:
+        """The next `n` bytes; asyncio.IncompleteReadError at the end of the stream."""
+        ...
+
+
+class Writer(Protocol):
+    """What a handshake writes to; a StreamWriter is one."""
+
+    def write(self, data: bytes) -> None:
+        """Send `data` soon."""
+        ...
+
+
+async def read_frame(reader: Reader, *, limit_bytes: int) -> bytes | None:
     """The next frame, None at the end of the stream (also when it ends inside a frame)."""
     try:
         header = await reader.readexactly(HEADER_BYTES)
@@ -85,7 +104,7 @@ class Channel:
         self._writer.close()
 
 
-async def _hello(reader: asyncio.StreamReader) -> bytes:
+async def _hello(reader: Reader) -> bytes:
     payload = await read_frame(reader, limit_bytes=HELLO_LIMIT_BYTES)
     if payload is None:
         raise AuthError("the peer left during the handshake")
@@ -93,8 +112,8 @@ async def _hello(reader: asyncio.StreamReader) -> bytes:
 
 
 async def connect_handshake(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    reader: Reader,
+    writer: Writer,
     secret: bytes,
     identity: Identity,
     *,
@@ -110,8 +129,8 @@ async def connect_handshake(
 
 
 async def accept_handshake(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    reader: Reader,
+    writer: Writer,
     secret: bytes,
     admit: Callable[[Identity], str | None],
     *,

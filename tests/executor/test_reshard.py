@@ -312,7 +312,7 @@ async def receive_alone(payload: Tensor | None) -> BaseException:
         source.end()
     else:
         for number in range(len(resharding.moves)):
-            source.send(2, Tag(255, number, 0, 0, 0), payload)
+            source.send(2, Tag(255, number, 0, 0, 0, 0), payload)
     try:
         async with asyncio.timeout(FAR_S):
             (error,) = await asyncio.gather(running, return_exceptions=True)

@@ -198,7 +198,7 @@ class Interpreter:
 
         def post(tensor: Tensor) -> None:
             for transfer in instr.transfers:
-                tag = Tag(int(instr.op), self._step_number, *key, transfer.chunk)
+                tag = self._tag(instr.op, key, transfer.chunk)
                 rows = tensor.chunk(transfer.num_chunks)[transfer.chunk]
                 self._transport.send(transfer.peer, tag, rows)
 
@@ -212,9 +212,7 @@ class Interpreter:
         key = _key(instr)
         sent_as = Op.SEND_ACT if instr.op is Op.RECV_ACT else Op.SEND_GRAD
         events = [
-            self._transport.receive(
-                transfer.peer, Tag(int(sent_as), self._step_number, *key, transfer.chunk)
-            )
+            self._transport.receive(transfer.peer, self._tag(sent_as, key, transfer.chunk))
             for transfer in instr.transfers
         ]
         if instr.num_chunks > 1:
@@ -252,7 +250,11 @@ class Interpreter:
 
         self._inputs[op, key] = self._comm.submit(work, waits=events, label=self._index)
 
-    def _rows(self, payload: bytearray, num_chunks: int, key: Key, op: Op) -> Tensor:
+    def _tag(self, op: Op, key: Key, chunk: int) -> Tag:
+        home, microbatch = key
+        return Tag(int(op), self._step_number, home, 0, microbatch, chunk)
+
+    def _rows(self, payload: memoryview, num_chunks: int, key: Key, op: Op) -> Tensor:
         """The rows of one chunk; CommError where the size is not what the plan says."""
         shape = (self._shape_TD[0] // num_chunks, self._shape_TD[1])
         if len(payload) != 4 * shape[0] * shape[1]:
