@@ -67,7 +67,10 @@ rank = 5
 step = 30
 """
 
-SPLIT = "num_attention_heads (8), num_key_value_heads (2), intermediate_size (688)"
+SPLIT = (
+    "num_attention_heads (8) and intermediate_size (688), and divides num_key_value_heads (2) or "
+    "is a multiple of it"
+)
 
 # What the user wrote instead of a line of JOB, and what the user is told.
 GOLDEN = [
@@ -79,9 +82,9 @@ GOLDEN = [
     ),
     (
         "tp = 2",
-        "tp = 8",
-        f"job.toml:13: parallel.tp = 8: must be a power of two that divides {SPLIT}; "
-        "nearest valid: 2",
+        "tp = 16",
+        f"job.toml:13: parallel.tp = 16: must be a power of two that divides {SPLIT}; "
+        "nearest valid: 8",
     ),
     ("tp = 2", "tp = true", "job.toml:13: parallel.tp = true: expected int, got bool"),
     ("tp = 2", "tp = 0", "job.toml:13: parallel.tp = 0: expected int >= 1"),
@@ -360,7 +363,7 @@ def test_the_suggested_tp_degree_is_accepted(tp, heads, kv_heads):
     wanted = next((p.wanted for p in problems(broken) if p.key == "parallel.tp"), None)
     if wanted is None:
         assert tp & (tp - 1) == 0
-        assert kv_heads % tp == 0
+        assert kv_heads % tp == 0 or tp % kv_heads == 0
         return
     mended = msgspec.structs.replace(parallel, tp=int(wanted.rpartition(" ")[2]))
     rest = problems(msgspec.structs.replace(broken, parallel=mended))

@@ -50,18 +50,26 @@ def _heads(config: JobConfig) -> Iterator[Problem]:
 
 def _tensor_parallel(config: JobConfig) -> Iterator[Problem]:
     model, tp = config.model, config.parallel.tp
-    split = {
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "intermediate_size": model.intermediate_size,
-    }
-    if _is_power_of_two(tp) and not any(size % tp for size in split.values()):
+    heads, kv_heads, ffn = (
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.intermediate_size,
+    )
+
+    def divides(degree: int) -> bool:
+        """Where there are more members than KV heads, each head is copied to as many."""
+        copies = not kv_heads % degree or not degree % kv_heads
+        return not heads % degree and not ffn % degree and copies
+
+    if _is_power_of_two(tp) and divides(tp):
         return
     powers = (1 << exponent for exponent in range(MAX_WORLD.bit_length()))
-    best = nearest(tp, (p for p in powers if not any(size % p for size in split.values())))
-    sizes = ", ".join(f"{name} ({size})" for name, size in split.items())
+    best = nearest(tp, filter(divides, powers))
     yield Problem(
-        "parallel.tp", f"must be a power of two that divides {sizes}; nearest valid: {best}"
+        "parallel.tp",
+        f"must be a power of two that divides num_attention_heads ({heads}) and "
+        f"intermediate_size ({ffn}), and divides num_key_value_heads ({kv_heads}) or is a multiple "
+        f"of it; nearest valid: {best}",
     )
 
 

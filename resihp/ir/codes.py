@@ -171,8 +171,9 @@ CODES: dict[str, Code] = {
     "RHP203": Code(
         "TP degree not possible",
         "The number of ranks of a group is its TP degree. It must be a power of two, at most "
-        "the mesh's `tp`, and divide the heads, the KV heads and the FFN size.",
-        "The projections could not be cut into equal shards of whole heads.",
+        "the mesh's `tp`, divide the heads and the FFN size, and divide the KV heads or be a "
+        "multiple of them.",
+        "The projections could not be cut into shards of whole heads.",
     ),
     "RHP204": Code(
         "position differs between replicas",

@@ -99,9 +99,9 @@ def test_standby_ranks_beside_full_groups_are_no_waste():
 
 
 def test_a_degree_that_the_model_forbids_is_not_proposed():
-    """Four KV heads cannot be cut in eight."""
+    """Four heads cannot be cut in eight."""
     plan = make_plan(tp=8, pp=1, degrees={GroupName(0, 0): 4})
-    assert plan.model.kv_heads == 4
+    plan = msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, heads=4))
     assert codes(plan) == []
 
 

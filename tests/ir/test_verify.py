@@ -158,7 +158,7 @@ CASES = [
     case(
         "RHP203",
         WIDE,
-        ("kv_heads=4", "kv_heads=1"),
+        ("heads=8 kv_heads=4", "heads=1 kv_heads=1"),
         at="group dp0.pp0 ranks=0,1 layers=0..3",
         also=(
             ("RHP203", "group dp0.pp1 ranks=2,3 layers=4..7"),

@@ -8,6 +8,7 @@ from resihp.ir.diagnostics import Related, Span
 from resihp.ir.model import Group
 from resihp.ir.statements import spell_numbers
 from resihp.ir.verify.findings import Findings
+from resihp.ir.verify.topology import why_not_degree
 from resihp.ir.view import View
 
 __all__ = ["check_idle"]
@@ -49,11 +50,8 @@ def _check_standby(view: View, findings: Findings) -> None:
 def _raisable(view: View) -> Iterator[tuple[Span, Group]]:
     """Groups that could have twice their TP degree with the ranks that are standby."""
     plan = view.plan
-    model = plan.model
     for span, group in zip(view.parsed.groups, plan.groups, strict=True):
-        degree = 2 * group.tp
-        divides = not any(n % degree for n in (model.heads, model.kv_heads, model.ffn))
-        if group.tp <= len(plan.standby) and degree <= plan.mesh.tp and divides:
+        if group.tp <= len(plan.standby) and why_not_degree(plan, 2 * group.tp) is None:
             yield span, group
 
 

@@ -80,9 +80,12 @@ def why_not_degree(plan: Plan, degree: int) -> str | None:
         return "must be a power of two"
     if degree > plan.mesh.tp:
         return f"cannot exceed the mesh's tp={plan.mesh.tp}"
-    for what, number in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", model.ffn)):
+    for what, number in (("heads", model.heads), ("ffn", model.ffn)):
         if number % degree:
             return f"must divide {what}={number}"
+    # Where there are more members than KV heads, each head is copied to as many.
+    if model.kv_heads % degree and degree % max(model.kv_heads, 1):
+        return f"must divide kv_heads={model.kv_heads} or be a multiple of it"
     return None
 
 
