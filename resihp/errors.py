@@ -5,6 +5,7 @@
     │   ├── ConfigError          the job file: unknown key, wrong type, impossible degree
     │   ├── PlanSyntaxError      a plan that cannot be read; carries its diagnostics
     │   └── PlanRejected         a plan that the verifier refused; carries its diagnostics (exit 1)
+    ├── Deadlock                 an emulated plan in which every rank waits for ever
     ├── NoFeasiblePlan           more is lost than any plan can carry (exit 4)
     ├── WireError                a frame, handshake or connection that must not be trusted
     │   ├── FrameError           too long, truncated or not of the schema
@@ -31,6 +32,7 @@ __all__ = [
     "CommError",
     "ConfigError",
     "CoordinatorLost",
+    "Deadlock",
     "FrameError",
     "GenerationClosed",
     "NoFeasiblePlan",
@@ -75,6 +77,10 @@ class PlanRejected(UserError):
     def __init__(self, message: str, diagnostics: Sequence[Diagnostic] = ()) -> None:
         super().__init__(message)
         self.diagnostics = tuple(diagnostics)
+
+
+class Deadlock(ResihpError):
+    """Nothing can run and no timer is set: every rank of an emulated plan waits for ever."""
 
 
 class NoFeasiblePlan(ResihpError):

@@ -6,12 +6,13 @@ The interpreter and all work run the same code on every device; what differs is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resihp.executor.stream import Event, Stream
+
+if TYPE_CHECKING:  # emulated devices start without torch
+    import torch
+    from torch import Tensor
 
 __all__ = ["STATE", "Communicator", "Device", "Groups", "Tag", "Wire"]
 
