@@ -16,9 +16,8 @@ import torch.nn.functional as nnf
 
 from resihp.executor.attention import document_attention
 from resihp.executor.layers import linear, rms_norm, rope_table, rotate, swiglu
-from resihp.executor.llama import LlamaConfig, head_dim
+from resihp.executor.llama import EMBEDDING, FINAL_NORM, HEAD, LlamaConfig, head_dim, layer_prefix
 from resihp.executor.packing import IGNORED_TARGET, MicroBatch
-from resihp.executor.shards import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from resihp.executor.tp import TensorParallel, enter_column_parallel
 
 if TYPE_CHECKING:

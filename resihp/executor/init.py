@@ -7,32 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from resihp.executor.keyed_random import keyed_seed
-from resihp.executor.shards import local_shard, logical_shape
+from resihp.executor.layouts import local_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
     from torch import Tensor
 
-    from resihp.executor.llama import LlamaConfig
+    from resihp.executor.model import Model
 
-__all__ = ["initial_parameters", "initial_tensor"]
-
-
-def initial_tensor(config: LlamaConfig, name: str, seed: int) -> Tensor:
-    """The whole tensor `name`, fp32 on CPU: ones for norms, else N(0, initializer_range²)."""
-    shape = logical_shape(config, name)
-    if len(shape) == 1:
-        return torch.ones(shape)
-    generator = torch.Generator().manual_seed(keyed_seed("init", seed, name))
-    return torch.empty(shape).normal_(0.0, config.initializer_range, generator=generator)
+__all__ = ["initial_parameters"]
 
 
 def initial_parameters(
-    config: LlamaConfig,
+    model: Model,
     names: Iterable[str],
     seed: int,
     *,
@@ -42,6 +31,6 @@ def initial_parameters(
 ) -> dict[str, Tensor]:
     """Member `index` of `degree`'s shards of the named tensors, on `device`."""
     return {
-        name: local_shard(name, initial_tensor(config, name, seed), degree, index).to(device)
+        name: local_shard(model.layout(name), model.initial(name, seed), degree, index).to(device)
         for name in names
     }

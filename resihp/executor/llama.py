@@ -1,13 +1,17 @@
-"""The LLaMA architecture as facts: what a decoder's configuration must say.
+"""The LLaMA architecture as facts: what a decoder's configuration must say, and its names.
 
-Field names are those of a Hugging Face `config.json`.
+Field names are those of a Hugging Face `config.json`, tensor names those of its checkpoint.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["LlamaConfig", "head_dim"]
+__all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "LlamaConfig", "head_dim", "layer_prefix"]
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
 
 
 class LlamaConfig(Protocol):
@@ -62,3 +66,8 @@ class LlamaConfig(Protocol):
 def head_dim(config: LlamaConfig) -> int:
     """Width of one attention head."""
     return config.hidden_size // config.num_attention_heads
+
+
+def layer_prefix(layer: int) -> str:
+    """What the names of a decoder layer's tensors begin with."""
+    return f"model.layers.{layer}."

@@ -18,7 +18,8 @@ from torch import Tensor
 from resihp.executor.flat import split_flat
 from resihp.executor.gradients import GradientTree, Node, tree_sum
 from resihp.executor.groups import Communicator
-from resihp.executor.shards import shard_dim, slice_of
+from resihp.executor.layouts import slice_of
+from resihp.executor.model import Model
 from resihp.ir.model import Op, Plan
 from resihp.ir.program import Program
 
@@ -72,12 +73,14 @@ class Reducer:
 
     def __init__(
         self,
+        model: Model,
         plan: Plan,
         program: Program,
         communicators: Mapping[int, Communicator],
         nodes_of_member: Mapping[int, list[tuple[int, Node]]],
     ) -> None:
         """`communicators` by chunk held here; `nodes_of_member` by rank of the stage."""
+        self._model = model
         self._program = program
         self._groups = {
             group.chunk: group
@@ -108,11 +111,9 @@ class Reducer:
 
     def _views(self, tensors: Mapping[str, Tensor], group: ReduceGroup) -> list[Tensor]:
         """What the group sums: its chunk of sharded tensors, replicated ones whole."""
-        program = self._program
+        where = group.chunk, group.num_chunks, self._program.tp, self._program.tp_index
         return [
-            tensor
-            if shard_dim(name) is None
-            else slice_of(name, tensor, group.chunk, group.num_chunks, program.tp, program.tp_index)
+            slice_of(self._model.layout(name), tensor, *where)
             for name, tensor in sorted(tensors.items())
         ]
 

@@ -15,7 +15,8 @@ from resihp.config import JobConfig
 from resihp.errors import CommError
 from resihp.executor.adamw import AdamW
 from resihp.executor.flat import split_flat
-from resihp.executor.shards import local_shape, shard_dim, slice_of, tensor_names
+from resihp.executor.layouts import local_shape, slice_of
+from resihp.executor.model import Model, tensors_of
 from resihp.executor.state import Holding
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.transport import STATE, Tag, Transport
@@ -34,8 +35,9 @@ def state_targets(moves: tuple[ShardMove, ...], rank: int) -> set[int]:
 class Resharding:
     """One rank's part in the reconfiguration from `previous` to `plan`."""
 
-    def __init__(self, job: JobConfig, previous: Plan, plan: Plan, rank: int) -> None:
-        self._job = job
+    def __init__(self, model: Model, job: JobConfig, previous: Plan, plan: Plan, rank: int) -> None:
+        self._model = model
+        self._optimizer = job.optimizer
         self._rank = rank
         self._num_chunks = num_state_chunks(previous, plan)
         self.moves = transfers(previous, plan)
@@ -75,21 +77,14 @@ class Resharding:
         return await built.wait_async()
 
     def _names(self, layer: int, *, replicated: bool) -> list[str]:
-        names = tensor_names(self._job.model, layer, layer)
-        return [name for name in names if (shard_dim(name) is None) == replicated]
+        names = self._model.tensors(layer, layer)
+        return [name for name in names if (self._model.layout(name).dim is None) == replicated]
 
     def _pieces(self, holding: Holding, move: ShardMove) -> Iterator[Tensor]:
         """Views of what `move` carries, inside `holding`; the same order at both ends."""
-        program = holding.program
         for name in self._names(move.layer, replicated=move.replicated):
             for kind in holding.kinds():
-                yield (
-                    kind[name]
-                    if move.replicated
-                    else slice_of(
-                        name, kind[name], move.chunk, move.num_chunks, program.tp, program.tp_index
-                    )
-                )
+                yield self._slice(holding.program, name, kind[name], move.chunk, move.num_chunks)
 
     def _pack(self, holding: Holding, move: ShardMove) -> Tensor:
         return torch.cat([piece.reshape(-1) for piece in self._pieces(holding, move)])
@@ -117,17 +112,17 @@ class Resharding:
         return new
 
     def _empty(self, program: Program) -> Holding:
-        config = self._job.model
-        names = tensor_names(config, *program.sole_layers)
+        model, where = self._model, (program.tp, program.tp_index)
+        names = tensors_of(model, program.layers)
         # NaN, so that a piece that nobody filled in can never pass for state.
         parameters, exp_avg, exp_avg_sq = (
             {
-                name: torch.full(local_shape(config, name, program.tp), float("nan"))
+                name: torch.full(local_shape(model.layout(name), *where), float("nan"))
                 for name in names
             }
             for _ in range(3)
         )
-        optimizer = AdamW(self._job.optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+        optimizer = AdamW(self._optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
         return Holding(program, optimizer)
 
     def _keep(self, old: Holding, new: Holding) -> None:
@@ -137,15 +132,17 @@ class Resharding:
         for name in new.parameters:
             if name not in old.parameters:
                 continue
-            pairs = zip(new.kinds(), old.kinds(), strict=True)
-            if shard_dim(name) is None:
-                for into, source in pairs:
-                    into[name].copy_(source[name])
-                continue
-            for into, source in pairs:
-                for chunk in both:
-                    target = _slice(new.program, name, into[name], chunk, num)
-                    target.copy_(_slice(old.program, name, source[name], chunk, num))
+            pieces = [0] if self._model.layout(name).dim is None else both
+            for into, source in zip(new.kinds(), old.kinds(), strict=True):
+                for chunk in pieces:
+                    target = self._slice(new.program, name, into[name], chunk, num)
+                    target.copy_(self._slice(old.program, name, source[name], chunk, num))
+
+    def _slice(
+        self, program: Program, name: str, tensor: Tensor, chunk: int, num_chunks: int
+    ) -> Tensor:
+        layout = self._model.layout(name)
+        return slice_of(layout, tensor, chunk, num_chunks, program.tp, program.tp_index)
 
 
 def _tag(number: int) -> Tag:
@@ -160,7 +157,3 @@ def _same_place(old: Program, new: Program) -> bool:
 
 def _chunks(program: Program, num_chunks: int) -> set[int]:
     return set(chunks_of_member(program.tp_index, program.tp, num_chunks))
-
-
-def _slice(program: Program, name: str, tensor: Tensor, chunk: int, num_chunks: int) -> Tensor:
-    return slice_of(name, tensor, chunk, num_chunks, program.tp, program.tp_index)

@@ -21,11 +21,10 @@ from resihp.errors import GenerationClosed
 from resihp.executor.groups import Communicator, GroupFactory, open_store
 from resihp.executor.inject import Injector
 from resihp.executor.interpreter.run import Interpreter
+from resihp.executor.models import build_model
 from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
 from resihp.executor.reshard import Resharding, state_targets
 from resihp.executor.sampler import GlobalBatches
-from resihp.executor.shards import tensor_names
-from resihp.executor.stage import Stage
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.transport import Transport
@@ -90,6 +89,7 @@ class Session:
         send: Callable[[Message], None],
     ) -> None:
         self._job = job
+        self._model = build_model(job.model)
         self._rank = rank
         self._deploy = deploy
         self._state = state
@@ -127,7 +127,7 @@ class Session:
         holding, moved_bytes = await self._move_state(plan, program)
         assert holding is not None
         hashes = await self._streams.comm.submit(
-            lambda: shard_hashes(self._job.model, holding, plan.mesh.tp)
+            lambda: shard_hashes(self._model, holding, plan.mesh.tp)
         ).wait_async()
         state.prepare(deploy.generation, holding)
         self._send(Joined(generation=self.generation, hashes=hashes, moved_bytes=moved_bytes))
@@ -217,8 +217,9 @@ class Session:
         if deploy.base == 0 or deploy.previous_plan is None:
             if program is None:
                 return None, 0
-            return initial_holding(self._job, program), 0
-        resharding = Resharding(self._job, parse(deploy.previous_plan).plan, plan, self._rank)
+            return initial_holding(self._model, self._job, program), 0
+        previous = parse(deploy.previous_plan).plan
+        resharding = Resharding(self._model, self._job, previous, plan, self._rank)
         await self._transport.connect(state_targets(resharding.moves, self._rank))
         holding = await resharding.run(
             self._state.current, program, self._transport, self._streams.comm
@@ -234,9 +235,9 @@ class Session:
         gather: Communicator,
         reduce: dict[int, Communicator],
     ) -> Interpreter:
-        model, program = self._job.model, holding.program
+        model, program = self._model, holding.program
         mesh, batch, pp = plan.mesh, plan.batch, program.group.pp
-        stage = Stage(model, *program.sole_layers, tp, holding.parameters)
+        stage = model.stage(*program.sole_layers, tp, holding.parameters)
         nodes = {
             rank: hosted_nodes(run_by(expand(plan, rank)), mesh.dp, batch.microbatches)
             for group in plan.groups
@@ -246,6 +247,7 @@ class Session:
         first_replica = min(g.replica for g in plan.groups if g.pp == pp)
         return Interpreter(
             program,
+            model,
             stage,
             self._state,
             self._batches,
@@ -254,11 +256,9 @@ class Session:
             comm=self._streams.comm,
             transport=self._transport,
             gather_group=gather,
-            reducer=Reducer(plan, program, reduce, nodes),
+            reducer=Reducer(model, plan, program, reduce, nodes),
             world=world,
-            voter=Voter(
-                tensor_names(model, 0, model.num_hidden_layers - 1), mesh.dp * batch.microbatches
-            ),
+            voter=Voter(model.tensors(0, model.num_layers - 1), mesh.dp * batch.microbatches),
             counts_norms=program.group.replica == first_replica,
             before=self._injector.before,
         )

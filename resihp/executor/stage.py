@@ -15,7 +15,8 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from resihp.executor.decoder import Decoder
-from resihp.executor.shards import EMBEDDING, local_shape, tensor_names
+from resihp.executor.llama import EMBEDDING
+from resihp.executor.model import DEFAULT_OPTIONS, StageOptions
 from resihp.executor.weight_grads import EmbeddingEntry, WeightGradStore
 
 if TYPE_CHECKING:
@@ -27,14 +28,7 @@ if TYPE_CHECKING:
     from resihp.executor.packing import MicroBatch
     from resihp.executor.tp import TensorParallel
 
-__all__ = ["MicroBatchKey", "Stage"]
-
-
-class MicroBatchKey(NamedTuple):
-    """A micro-batch by its logical home replica and its number there; a plain pair equals it."""
-
-    home: int
-    micro_batch: int
+__all__ = ["DecoderStage"]
 
 
 class _Forwarded(NamedTuple):
@@ -51,13 +45,8 @@ class _Forwarded(NamedTuple):
     store: WeightGradStore
 
 
-class Stage:
-    """Layers `first .. last` inclusive of the model, with this member's shards.
-
-    `parameters` holds exactly `tensor_names(config, first, last)` with their local shapes at
-    `tp.degree`; anything else is a bug of the caller, as is a key used out of the order F, B, W.
-    All methods run on one thread.
-    """
+class DecoderStage:
+    """Layers `first .. last` inclusive of the model, with this member's shards."""
 
     def __init__(
         self,
@@ -66,13 +55,10 @@ class Stage:
         last: int,
         tp: TensorParallel,
         parameters: Mapping[str, Tensor],
+        options: StageOptions = DEFAULT_OPTIONS,
     ) -> None:
-        names = tensor_names(config, first, last)
-        assert set(names) == set(parameters), "parameters are not those of the layers"
-        for name in names:
-            shape = local_shape(config, name, tp.degree)
-            assert parameters[name].shape == shape, f"{name}: not of shape {shape}"
-        self.parameters = {name: parameters[name] for name in names}
+        self.parameters = dict(parameters)
+        self.options = options
         self.has_embedding = first == 0
         self.has_head = last == config.num_hidden_layers - 1
         self._vocab_size = config.vocab_size

@@ -18,8 +18,8 @@ from resihp.config import JobConfig
 from resihp.executor.adamw import AdamW, learning_rate
 from resihp.executor.flat import bytes_of
 from resihp.executor.init import initial_parameters
-from resihp.executor.llama import LlamaConfig
-from resihp.executor.shards import layer_of, shard_dim, slice_of, tensor_names
+from resihp.executor.layouts import slice_of
+from resihp.executor.model import Model, tensors_of
 from resihp.ir.program import Program
 from resihp.ir.reshard import chunks_of_member
 from resihp.wire.messages import Commit, StepRecord
@@ -44,11 +44,11 @@ class Holding(NamedTuple):
         return optimizer.parameters, optimizer.exp_avg, optimizer.exp_avg_sq
 
 
-def initial_holding(job: JobConfig, program: Program) -> Holding:
+def initial_holding(model: Model, job: JobConfig, program: Program) -> Holding:
     """The untrained shards of `program`'s layers; the same logical model in every layout."""
-    names = tensor_names(job.model, *program.sole_layers)
+    names = tensors_of(model, program.layers)
     parameters = initial_parameters(
-        job.model, names, job.job.seed, degree=program.tp, index=program.tp_index
+        model, names, job.job.seed, degree=program.tp, index=program.tp_index
     )
     return Holding(program, AdamW(job.optimizer, parameters))
 
@@ -162,22 +162,28 @@ class TrainState:
         self.reduced = None
 
 
-def shard_hashes(config: LlamaConfig, holding: Holding, num_chunks: int) -> dict[str, str]:
+def shard_hashes(model: Model, holding: Holding, num_chunks: int) -> dict[str, str]:
     """SHA-256 of parameters and moments, per layer and chunk, comparable between TP layouts."""
     program = holding.program
-    first, last = program.sole_layers
     chunks = chunks_of_member(program.tp_index, program.tp, num_chunks)
     hashes: dict[str, str] = {}
-    for layer in range(first, last + 1):
-        names = sorted(name for name in holding.parameters if layer_of(config, name) == layer)
-        whole = [name for name in names if shard_dim(name) is None]
-        cut = [name for name in names if shard_dim(name) is not None]
+    for layer in (layer for first, last in program.layers for layer in range(first, last + 1)):
+        names = sorted(model.tensors(layer, layer))
+        whole = [name for name in names if model.layout(name).dim is None]
+        cut = [name for name in names if model.layout(name).dim is not None]
         hashes[f"layer {layer} replicated"] = _digest(
             kind[name] for name in whole for kind in holding.kinds()
         )
         for chunk in chunks:
             hashes[f"layer {layer} shard {chunk}/{num_chunks}"] = _digest(
-                slice_of(name, kind[name], chunk, num_chunks, program.tp, program.tp_index)
+                slice_of(
+                    model.layout(name),
+                    kind[name],
+                    chunk,
+                    num_chunks,
+                    program.tp,
+                    program.tp_index,
+                )
                 for name in cut
                 for kind in holding.kinds()
             )

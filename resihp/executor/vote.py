@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from resihp.executor.shards import shard_dim
+from resihp.executor.model import Model
 
 __all__ = ["Contribution", "Outcome", "Voter", "squared_norms"]
 
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 def squared_norms(
-    reduced: Mapping[str, Tensor], tp_index: int, *, counts: bool
+    model: Model, reduced: Mapping[str, Tensor], tp_index: int, *, counts: bool
 ) -> dict[str, float]:
     """Squared norms in fp64 of this member's shards, so that each logical element counts once.
 
@@ -56,7 +56,7 @@ def squared_norms(
     return {
         name: float(tensor.double().square().sum())
         for name, tensor in reduced.items()
-        if tp_index == 0 or shard_dim(name) is not None
+        if tp_index == 0 or model.layout(name).dim is not None
     }
 
 

@@ -19,9 +19,9 @@ from resihp.compiler.models import MODELS
 from resihp.config import ModelConfig
 from resihp.executor.gradients import GradientTree
 from resihp.executor.init import initial_parameters
+from resihp.executor.layouts import local_shape
+from resihp.executor.models import build_model
 from resihp.executor.packing import MicroBatch as Tokens
-from resihp.executor.shards import local_shape, shard_dim, tensor_names
-from resihp.executor.stage import Stage
 from resihp.executor.tp import SingleMember
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Batch, GroupName, LayerRange, Op
@@ -36,6 +36,7 @@ CONFIG = ModelConfig(
     intermediate_size=56,
     vocab_size=272,
 )
+MODEL = build_model(CONFIG)
 SHAPE = CONFIG.shape("tiny")
 NUM_TOKENS = 64
 RANGES = [LayerRange(0, 3), LayerRange(0, 1), LayerRange(1, 2), LayerRange(2, 3)]
@@ -80,7 +81,7 @@ def packed(num_segments: int) -> Tokens:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_parameters_are_those_of_the_executor(layers, tp):
     """The sum over the executor's own local shapes."""
-    shapes = [local_shape(CONFIG, n, tp) for n in tensor_names(CONFIG, layers.first, layers.last)]
+    shapes = [local_shape(MODEL.layout(name), tp, 0) for name in MODEL.tensors(*layers)]
     assert num_parameters(SHAPE, layers, tp) == sum(map(math.prod, shapes))
 
 
@@ -88,8 +89,8 @@ def test_parameters_are_those_of_the_executor(layers, tp):
 def test_a_move_has_the_bytes_of_the_tensors_that_it_carries(layer):
     """Parameters and both moments: a chunk of each tensor that is cut, or all whole ones."""
     sizes = {True: 0, False: 0}
-    for name in tensor_names(CONFIG, layer, layer):
-        sizes[shard_dim(name) is None] += math.prod(local_shape(CONFIG, name, 1))
+    for name in MODEL.tensors(layer, layer):
+        sizes[MODEL.layout(name).dim is None] += math.prod(MODEL.layout(name).shape)
     whole = ShardMove(layer=layer, chunk=0, num_chunks=1, source=0, target=1, replicated=True)
     chunk = ShardMove(layer=layer, chunk=1, num_chunks=2, source=0, target=1)
     assert move_bytes(SHAPE, whole) == sizes[True] * 3 * 4
@@ -100,9 +101,9 @@ def test_a_move_has_the_bytes_of_the_tensors_that_it_carries(layer):
 def test_activations_are_those_that_a_real_stage_keeps(layers):
     """After F and after B of packed documents, to a few scalars."""
     facts = stage_facts(SHAPE, Batch(microbatches=1, tokens=NUM_TOKENS), layers, 1, 1)
-    names = tensor_names(CONFIG, layers.first, layers.last)
-    parameters = initial_parameters(CONFIG, names, seed=1, degree=1, index=0)
-    stage = Stage(CONFIG, layers.first, layers.last, SingleMember(), parameters)
+    names = MODEL.tensors(*layers)
+    parameters = initial_parameters(MODEL, names, seed=1, degree=1, index=0)
+    stage = MODEL.stage(layers.first, layers.last, SingleMember(), parameters)
     tokens = packed(num_segments=4)
     with Storages() as storages:
         x_TD = None if stage.has_embedding else torch.randn(NUM_TOKENS, CONFIG.hidden_size)

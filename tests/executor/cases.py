@@ -10,9 +10,8 @@ import torch
 from resihp.config import ModelConfig
 from resihp.executor.data import Dataset, load_dataset
 from resihp.executor.init import initial_parameters
+from resihp.executor.models import build_model
 from resihp.executor.packing import MicroBatch, Packing
-from resihp.executor.shards import tensor_names
-from resihp.executor.stage import Stage
 from resihp.executor.tp import SingleMember
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from resihp.executor.model import Stage
     from resihp.executor.tp import TensorParallel
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ TINY = ModelConfig(
     vocab_size=272,
     initializer_range=0.1,
 )
+TINY_MODEL = build_model(TINY)
 WHOLE: Sequence[Layers] = [(0, 3)]
 LOSS_SCALE = 1.0 / 100.0
 
@@ -56,16 +57,17 @@ def text_batches(directory: Path, count: int, num_tokens: int = 64) -> list[Micr
 def parameters_of(
     first: int = 0, last: int = TINY.num_hidden_layers - 1, degree: int = 1, index: int = 0
 ) -> dict[str, Tensor]:
-    names = tensor_names(TINY, first, last)
-    return initial_parameters(TINY, names, seed=1, degree=degree, index=index)
+    names = TINY_MODEL.tensors(first, last)
+    return initial_parameters(TINY_MODEL, names, seed=1, degree=degree, index=index)
+
+
+def stage_of(first: int, last: int, tp: TensorParallel | None = None) -> Stage:
+    tp = tp or SingleMember()
+    return TINY_MODEL.stage(first, last, tp, parameters_of(first, last, tp.degree, tp.index))
 
 
 def stages_of(partition: Sequence[Layers], tp: TensorParallel | None = None) -> list[Stage]:
-    tp = tp or SingleMember()
-    return [
-        Stage(TINY, first, last, tp, parameters_of(first, last, tp.degree, tp.index))
-        for first, last in partition
-    ]
+    return [stage_of(first, last, tp) for first, last in partition]
 
 
 def forward(stages: Sequence[Stage], key: tuple[int, int], batch: MicroBatch) -> None:

@@ -11,13 +11,16 @@ from torch import Tensor
 
 from resihp.compiler import lower, ordered, spread_work
 from resihp.config import BatchConfig, JobConfig, JobSection, ModelConfig, ParallelConfig
-from resihp.executor.shards import local_shard, logical_shape, tensor_names
+from resihp.executor.layouts import local_shard
+from resihp.executor.model import tensors_of
+from resihp.executor.models import build_model
 from resihp.ir.model import Batch, Group, LayerRange, Mesh, Plan, Reshard
 from resihp.ir.program import Program
 
 SMALL: ModelConfig = msgspec.structs.replace(
     TINY, hidden_size=16, num_key_value_heads=4, intermediate_size=24, vocab_size=258
 )
+MODEL = build_model(SMALL)
 KINDS = ("parameters", "exp_avg", "exp_avg_sq")
 
 
@@ -76,8 +79,8 @@ def logical_tensors(seed: int, scale_by_magnitude: bool = False) -> dict[str, Te
     """Random whole tensors of the model; with magnitudes that make additions round."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
-    for name in tensor_names(SMALL, 0, SMALL.num_hidden_layers - 1):
-        shape = logical_shape(SMALL, name)
+    for name in MODEL.tensors(0, MODEL.num_layers - 1):
+        shape = MODEL.layout(name).shape
         tensors[name] = torch.empty(shape).normal_(generator=generator)
         if scale_by_magnitude:
             tensors[name] *= 10.0 ** torch.randint(-3, 4, shape, generator=generator)
@@ -86,5 +89,7 @@ def logical_tensors(seed: int, scale_by_magnitude: bool = False) -> dict[str, Te
 
 def shards_of(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the rank of `program` holds of the logical `tensors`."""
-    names = tensor_names(SMALL, *program.sole_layers)
-    return {name: local_shard(name, tensors[name], program.tp, program.tp_index) for name in names}
+    return {
+        name: local_shard(MODEL.layout(name), tensors[name], program.tp, program.tp_index)
+        for name in tensors_of(MODEL, program.layers)
+    }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from cases import assert_same_bits
-from layouts import SMALL, logical_tensors, one_stage, shards_of
+from layouts import MODEL, SMALL, logical_tensors, one_stage, shards_of
 from sums import combine_replicas
 from torch import Tensor
 
@@ -89,7 +89,7 @@ def reduced_by_all(plan: Plan) -> dict[int, dict[str, Tensor]]:
             for chunk, exchange in exchanges.items()
             if program.rank in exchange.ranks
         }
-        reducer = Reducer(plan, program, mine, nodes)  # type: ignore[arg-type]
+        reducer = Reducer(MODEL, plan, program, mine, nodes)  # type: ignore[arg-type]
         tree = GradientTree(mesh.dp, num_microbatches)
         for home, number in run_by(program):
             tree.add(home, number, shards_of(program, gradients(home, number)))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from cases import assert_same_bits
-from layouts import SMALL, job_of, logical_tensors, plan_of, shards_of
+from layouts import MODEL, SMALL, job_of, logical_tensors, plan_of, shards_of
 from torch import Tensor
 
 from resihp.compiler import initial_plan
@@ -67,7 +67,7 @@ class Cluster:
         ports = {rank: self._ports[rank] for rank in alive}
         for rank in alive:
             self._transports[rank].begin(self._generation, KEY, ports)
-        parts = {rank: Resharding(job_of(plan.mesh), previous, plan, rank) for rank in alive}
+        parts = {rank: Resharding(MODEL, job_of(plan.mesh), previous, plan, rank) for rank in alive}
 
         async def one(rank: int) -> Holding | None:
             transport = self._transports[rank]
@@ -106,7 +106,7 @@ def check(plan: Plan, holdings: dict[int, Holding | None]) -> None:
         for kind, wanted in zip(holding.kinds(), expected.kinds(), strict=True):
             assert not any(tensor.isnan().any() for tensor in kind.values())
             assert_same_bits(dict(kind), dict(wanted))
-        for name, digest in shard_hashes(SMALL, holding, plan.mesh.tp).items():
+        for name, digest in shard_hashes(MODEL, holding, plan.mesh.tp).items():
             assert hashes.setdefault(name, digest) == digest
 
 
@@ -223,7 +223,7 @@ async def test_any_layout_follows_from_any_other():
                 holding = holdings[rank]
                 assert holding is not None
                 assert_same_bits(holding.parameters, tensors)
-            moves = Resharding(job_of(MESH), previous, plan, 0).moves
+            moves = Resharding(MODEL, job_of(MESH), previous, plan, 0).moves
             assert (moved > 0) == bool(moves)
             assert not {move.source for move in moves} & set(plan.lost)
             standby_gave += any(move.source in plan.standby for move in moves)
@@ -291,7 +291,7 @@ async def test_a_spare_takes_over_a_whole_seat():
             previous, plan, {rank: held(previous, rank) for rank in range(4)}
         )
     check(plan, after)
-    moves = Resharding(job_of(plan.mesh), previous, plan, 0).moves
+    moves = Resharding(MODEL, job_of(plan.mesh), previous, plan, 0).moves
     assert {(move.source, move.target) for move in moves} == {(1, 3)}
 
 
@@ -304,7 +304,7 @@ async def receive_alone(payload: Tensor | None) -> BaseException:
     for transport in (source, target):
         transport.begin(1, KEY, ports)
     await source.connect({2})
-    resharding = Resharding(job_of(plan.mesh), previous, plan, 2)
+    resharding = Resharding(MODEL, job_of(plan.mesh), previous, plan, 2)
     running = asyncio.create_task(
         resharding.run(held(previous, 2), expand(plan, 2), target, ThreadStream("comm"))
     )

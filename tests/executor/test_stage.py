@@ -9,6 +9,7 @@ import torch
 from cases import (
     LOSS_SCALE,
     TINY,
+    TINY_MODEL,
     WHOLE,
     ThreadGroup,
     assert_same_bits,
@@ -17,14 +18,14 @@ from cases import (
     forward,
     parameters_of,
     run,
+    stage_of,
     stages_of,
     text_batches,
 )
 from reference import loss_and_grads
 
-from resihp.executor.shards import EMBEDDING, local_shard, shard_dim
-from resihp.executor.stage import Stage
-from resihp.executor.tp import SingleMember
+from resihp.executor.layouts import local_shard
+from resihp.executor.llama import EMBEDDING
 
 PARTITIONS = [WHOLE, [(0, 1), (2, 3)], [(0, 0), (1, 1), (2, 2), (3, 3)], [(0, 2), (3, 3)]]
 
@@ -89,7 +90,7 @@ def test_tensor_parallel_gradients_are_the_shards_of_the_whole(batches, partitio
         for index, (loss, grads) in enumerate(results):
             assert loss == pytest.approx(expected_loss, rel=1e-6)
             for name, grad in grads.items():
-                shard = local_shard(name, expected[name], 2, index)
+                shard = local_shard(TINY_MODEL.layout(name), expected[name], 2, index)
                 scale = float(expected[name].abs().max())
                 torch.testing.assert_close(grad, shard, rtol=1e-4, atol=2e-6 * scale)
 
@@ -98,7 +99,7 @@ def test_replicated_gradients_have_the_same_bits_on_all_members(batches):
     """Norms, embedding and head need no exchange inside a TP group."""
     results = ThreadGroup(2).run(lambda tp: run(stages_of(WHOLE, tp), batches[0]))
     first, second = (
-        {name: grad for name, grad in grads.items() if shard_dim(name) is None}
+        {name: grad for name, grad in grads.items() if TINY_MODEL.layout(name).dim is None}
         for _, grads in results
     )
     assert EMBEDDING in first
@@ -116,7 +117,7 @@ def test_the_loss_counts_targets_only(batches):
 def test_a_document_does_not_see_its_neighbours(batches):
     """Changing one segment's tokens leaves the output of all other segments as it was."""
     batch = next(batch for batch in batches if len(batch.cu_seqlens) > 2)
-    stage = Stage(TINY, 0, 1, SingleMember(), parameters_of(0, 1))
+    stage = stage_of(0, 1)
     y_TD = stage.forward((0, 0), batch, None, loss_scale=1.0)
     start, end = batch.cu_seqlens[1], batch.cu_seqlens[2]
     batch.input_ids_T[start:end] = 65
@@ -144,7 +145,7 @@ def test_outputs_at_stage_borders_are_detached_and_contiguous(batches):
 
 def test_a_stage_does_not_change_what_it_is_given(batches):
     """Activations, gradients and parameters are the same after F, B and W."""
-    stage = Stage(TINY, 1, 2, SingleMember(), parameters_of(1, 2))
+    stage = stage_of(1, 2)
     x_TD, dy_TD = torch.randn(2, 64, TINY.hidden_size)
     before = x_TD.clone(), dy_TD.clone()
     stage.forward((0, 0), batches[0], x_TD, loss_scale=1.0)
@@ -152,12 +153,12 @@ def test_a_stage_does_not_change_what_it_is_given(batches):
     stage.backward_weight((0, 0))
     assert torch.equal(x_TD, before[0])
     assert torch.equal(dy_TD, before[1])
-    assert_same_bits(stage.parameters, parameters_of(1, 2))
+    assert_same_bits(dict(stage.parameters), parameters_of(1, 2))
 
 
 def test_misuse_is_caught(batches):
     """A micro-batch forwarded twice, or asked for W before B, is our bug and asserts."""
-    stage = Stage(TINY, 0, 1, SingleMember(), parameters_of(0, 1))
+    stage = stage_of(0, 1)
     stage.forward((0, 0), batches[0], None, loss_scale=1.0)
     with pytest.raises(AssertionError, match="forwarded twice"):
         stage.forward((0, 0), batches[0], None, loss_scale=1.0)

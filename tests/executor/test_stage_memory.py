@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import LOSS_SCALE, TINY, parameters_of, text_batches
+from cases import LOSS_SCALE, TINY, stage_of, text_batches
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resihp.executor.llama import head_dim
-from resihp.executor.stage import Stage
-from resihp.executor.tp import SingleMember
 
 KEY = (0, 0)
 NUM_TOKENS = 64
@@ -68,7 +66,7 @@ def weight_operand_bytes(num_layers: int) -> int:
 
 def test_nothing_is_alive_after_w(batch, live):
     """After F, B and W of a middle stage only what the caller holds is left: here nothing."""
-    stage = Stage(TINY, 1, 2, SingleMember(), parameters_of(1, 2))
+    stage = stage_of(1, 2)
     before = live.num_bytes
     x_TD, dy_TD = (
         torch.randn(NUM_TOKENS, TINY.hidden_size),
@@ -83,7 +81,7 @@ def test_nothing_is_alive_after_w(batch, live):
 
 def test_only_the_operands_of_w_are_alive_after_b(batch, live):
     """B lets go of all that autograd saved: attention, gates, rotary tables, log-softmax."""
-    stage = Stage(TINY, 1, 2, SingleMember(), parameters_of(1, 2))
+    stage = stage_of(1, 2)
     before = live.num_bytes
     stage.forward(KEY, batch, torch.randn(NUM_TOKENS, TINY.hidden_size), loss_scale=LOSS_SCALE)
     after_f = live.num_bytes - before
@@ -95,7 +93,7 @@ def test_only_the_operands_of_w_are_alive_after_b(batch, live):
 
 def test_an_output_is_not_kept_by_its_stage(batch, live):
     """The activation's storage is free as soon as the sender lets go of it, before B."""
-    stage = Stage(TINY, 1, 1, SingleMember(), parameters_of(1, 1))
+    stage = stage_of(1, 1)
     y_TD = stage.forward(
         KEY, batch, torch.randn(NUM_TOKENS, TINY.hidden_size), loss_scale=LOSS_SCALE
     )
@@ -108,7 +106,7 @@ def test_an_output_is_not_kept_by_its_stage(batch, live):
 
 def test_the_last_stage_keeps_a_loss_and_nothing_else(batch, live):
     """Eight bytes per micro-batch are left after W: the loss that is reported at the step."""
-    stage = Stage(TINY, 0, 3, SingleMember(), parameters_of())
+    stage = stage_of(0, 3)
     before = live.num_bytes
     stage.forward(KEY, batch, None, loss_scale=LOSS_SCALE)
     stage.backward_input(KEY, None)
@@ -119,7 +117,7 @@ def test_the_last_stage_keeps_a_loss_and_nothing_else(batch, live):
 @pytest.mark.parametrize("with_backward", [False, True])
 def test_discarding_frees_micro_batches_in_any_phase(batch, live, with_backward):
     """After an aborted iteration a stage is as new."""
-    stage = Stage(TINY, 0, 3, SingleMember(), parameters_of())
+    stage = stage_of(0, 3)
     before = live.num_bytes
     stage.forward(KEY, batch, None, loss_scale=LOSS_SCALE)
     if with_backward:

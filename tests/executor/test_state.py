@@ -6,11 +6,10 @@ import msgspec
 import pytest
 import torch
 from cases import assert_same_bits
-from layouts import SMALL, job_of, logical_tensors, one_stage, shards_of
+from layouts import MODEL, SMALL, job_of, logical_tensors, one_stage, shards_of
 
 from resihp.executor.adamw import AdamW
-from resihp.executor.init import initial_tensor
-from resihp.executor.shards import local_shard
+from resihp.executor.layouts import local_shard
 from resihp.executor.state import Holding, TrainState, clip_scale, initial_holding, shard_hashes
 from resihp.ir.expand import expand
 from resihp.ir.model import Plan
@@ -26,7 +25,7 @@ def running(program: Program = PROGRAM) -> TrainState:
     """A rank in generation 1, before its first step."""
     state = TrainState(JOB)
     state.adopt(0, Commit(version=0, updates=0, record=None))
-    state.prepare(1, initial_holding(JOB, program))
+    state.prepare(1, initial_holding(MODEL, JOB, program))
     state.go()
     return state
 
@@ -85,7 +84,7 @@ def test_a_step_is_an_update_with_clipped_gradients():
     """By the norm and the learning rate of the record, which all ranks share."""
     state = running()
     do_step(state)
-    parameters = initial_holding(JOB, PROGRAM).parameters
+    parameters = initial_holding(MODEL, JOB, PROGRAM).parameters
     oracle = AdamW(JOB.optimizer, parameters)
     scale = JOB.optimizer.grad_clip / (40.0 + 1e-6)
     oracle.step(gradient(0), state.learning_rate(0), scale)
@@ -271,10 +270,12 @@ def test_every_layout_starts_from_the_same_model(plan: Plan):
     """Each rank has its shards of it, and moments of zero."""
     for rank in plan.active_ranks:
         program = expand(plan, rank)
-        holding = initial_holding(job_of(plan.mesh), program)
+        holding = initial_holding(MODEL, job_of(plan.mesh), program)
         for name, shard in holding.parameters.items():
-            whole = initial_tensor(SMALL, name, JOB.job.seed)
-            assert torch.equal(shard, local_shard(name, whole, program.tp, program.tp_index))
+            whole = MODEL.initial(name, JOB.job.seed)
+            assert torch.equal(
+                shard, local_shard(MODEL.layout(name), whole, program.tp, program.tp_index)
+            )
         assert not any(t.any() for kind in holding.kinds()[1:] for t in kind.values())
 
 
@@ -294,7 +295,7 @@ def test_hashes_are_the_same_in_every_layout():
         plan = one_stage(degrees, len(degrees), 2)
         names: set[str] = set()
         for rank in plan.active_ranks:
-            for name, digest in shard_hashes(SMALL, held(plan, rank), 4).items():
+            for name, digest in shard_hashes(MODEL, held(plan, rank), 4).items():
                 assert seen.setdefault(name, digest) == digest, name
                 names.add(name)
         assert names == set(seen), "some layout misses a shard"
@@ -310,7 +311,7 @@ def test_one_bit_of_difference_changes_the_hash_of_its_shard_only(kind: int):
     tensor = other.kinds()[kind]["model.layers.2.self_attn.o_proj.weight"]
     bits = tensor.view(torch.int32)
     bits[3, 0] ^= 1
-    before, after = (shard_hashes(SMALL, holding, 4) for holding in (same, other))
+    before, after = (shard_hashes(MODEL, holding, 4) for holding in (same, other))
     assert {name for name in before if before[name] != after[name]} == {"layer 2 shard 2/4"}
 
 

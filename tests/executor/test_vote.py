@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import SMALL, logical_tensors
+from layouts import MODEL, SMALL, logical_tensors
 from torch import Tensor
 
-from resihp.executor.shards import local_shard
+from resihp.executor.layouts import local_shard
 from resihp.executor.vote import Contribution, Voter, squared_norms
 
 NAMES = ["b", "a"]
@@ -112,19 +112,22 @@ def test_each_logical_element_counts_once(degree: int):
     whole = logical_tensors(3)
     total = 0.0
     for index in range(degree):
-        shards = {name: local_shard(name, tensor, degree, index) for name, tensor in whole.items()}
-        total += sum(squared_norms(shards, index, counts=True).values())
+        shards = {
+            name: local_shard(MODEL.layout(name), tensor, degree, index)
+            for name, tensor in whole.items()
+        }
+        total += sum(squared_norms(MODEL, shards, index, counts=True).values())
     expected = sum(float(tensor.double().square().sum()) for tensor in whole.values())
     assert total == pytest.approx(expected, rel=1e-12)
 
 
 def test_one_replica_counts_for_all():
     """The others hold the same gradients."""
-    assert squared_norms(logical_tensors(3), 0, counts=False) == {}
+    assert squared_norms(MODEL, logical_tensors(3), 0, counts=False) == {}
 
 
 def test_a_norm_does_not_overflow():
     """The square of the largest fp32 number fits in fp64."""
     huge = {"model.norm.weight": torch.full((SMALL.hidden_size,), 3e38)}
-    (norm,) = squared_norms(huge, 0, counts=True).values()
+    (norm,) = squared_norms(MODEL, huge, 0, counts=True).values()
     assert math.isfinite(norm)

@@ -21,9 +21,9 @@ from torch import Tensor
 from resihp.errors import CommError
 from resihp.executor.gradients import GradientTree
 from resihp.executor.groups import Communicator
+from resihp.executor.model import Key, Model, Stage
 from resihp.executor.reduce import Reducer
 from resihp.executor.sampler import GlobalBatches
-from resihp.executor.stage import Stage
 from resihp.executor.state import TrainState
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.transport import Tag, Transport
@@ -34,9 +34,6 @@ from resihp.wire.messages import StepRecord
 
 __all__ = ["Interpreter"]
 
-Key = tuple[int, int]
-"""(home replica, micro-batch)."""
-
 
 class Interpreter:
     """Everything that one generation's iterations need; `run` executes one."""
@@ -44,6 +41,7 @@ class Interpreter:
     def __init__(
         self,
         program: Program,
+        model: Model,
         stage: Stage,
         state: TrainState,
         batches: GlobalBatches,
@@ -64,6 +62,7 @@ class Interpreter:
         `before(step, index)` may name work to do right before an instruction (an injection).
         """
         self._program = program
+        self._model = model
         self._stage = stage
         self._state = state
         self._batches = batches
@@ -285,7 +284,9 @@ class Interpreter:
             finite=all(bool(tensor.isfinite().all()) for tensor in reduced.values()),
             losses={n: self._stage.loss_of(self._key_of(n)) for n in self._samples},
             samples=self._samples,
-            squared_norms=squared_norms(reduced, self._program.tp_index, counts=self._counts_norms),
+            squared_norms=squared_norms(
+                self._model, reduced, self._program.tp_index, counts=self._counts_norms
+            ),
         )
         outcome = self._voter.count(self._world.all_gather(self._voter.pack(contribution)))
         self._state.vote_complete(
