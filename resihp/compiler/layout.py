@@ -31,12 +31,13 @@ def initial_plan(
     num_chunks: int | None = None,
     memory_bytes: int | None = None,
     precision: Precision = "fp32",
+    recomputes: bool = False,
     pricing: Pricing | None = None,
 ) -> Plan:
     """The plan of a healthy job: rank (replica * pp + position) * tp + i is member i of its group.
 
     Each group runs as many stages as the schedule has where nothing is said, or `num_chunks`.
-    Layers are split evenly; `resihp.compiler.healthy` splits them by cost. An automatic schedule
+    With `recomputes` all stages compute their forward again in B. Layers are split evenly; `resihp.compiler.healthy` splits them by cost. An automatic schedule
     is made for `memory_bytes` and `pricing` (`ordered`).
 
     Raises UserError for an unknown schedule, a number of stages per group that it does not have,
@@ -53,6 +54,7 @@ def initial_plan(
         schedule=schedule,
         memory_bytes=memory_bytes,
         precision=precision,
+        recompute=tuple(range(sum(map(len, stages)))) if recomputes else (),
     )
     layers = split_layers(model.layers, sum(map(len, stages)))
     plan = lower(laid_out(header, stages, layers, pricing))

@@ -17,6 +17,7 @@ from resihp.ir.statements import (
     Memory,
     Order,
     PrecisionName,
+    Recompute,
     ReconfigureHead,
     Returned,
     RunHead,
@@ -62,6 +63,11 @@ def _group(found: _Found, budget: Budget) -> Group | None:
 def _stream(found: _Found, budget: Budget) -> StreamHead | None:
     replicas = _numbers(found[1], budget)
     return None if replicas is None else StreamHead(replicas, int(found[2]))
+
+
+def _recompute(found: _Found, budget: Budget) -> Recompute | None:
+    stages = _numbers(found[1], budget)
+    return None if stages is None else Recompute(stages)
 
 
 def _standby(found: _Found, budget: Budget) -> Standby | None:
@@ -126,6 +132,7 @@ _KINDS = {
     "memory": _kind(f"memory {_SIZE}", lambda found, _: Memory(read_size(found[1], found[2]))),
     "transport": _kind(f"transport (?:(edge|pair|rank)|eager={_SIZE})", _transport),
     "precision": _kind("precision (fp32|bf16)", _precision),
+    "recompute": _kind(rf"recompute {_LIST}", _recompute),
     "resume": _kind(
         f"resume step={_NUMBER} keep=none", lambda found, _: Resume(step=int(found[1]))
     ),

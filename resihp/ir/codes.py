@@ -155,6 +155,12 @@ CODES: dict[str, Code] = {
         "micro-batch at the same stage, and neither uses what the other makes.",
         "Both start together, so one of them would read a result that is not there yet.",
     ),
+    "RHP111": Code(
+        "recomputed stage that is not there",
+        "`recompute` names stages of the model in ascending order, each once.",
+        "Ranks would not agree on what they keep in memory, and a stage that was meant to keep "
+        "little would keep all.",
+    ),
     # --- topology ---------------------------------------------------------------------------
     "RHP201": Code(
         "rank in two places",
@@ -366,8 +372,8 @@ CODES: dict[str, Code] = {
     ),
     "RHP423": Code(
         "programs of different jobs",
-        "The programs of a job have the same `model`, `mesh`, `batch` and `precision` lines and "
-        "the same number of stages.",
+        "The programs of a job have the same `model`, `mesh`, `batch`, `precision` and "
+        "`recompute` lines and the same number of stages.",
         "Ranks would disagree on shapes, on the number of micro-batches, or on who their peers "
         "are.",
     ),

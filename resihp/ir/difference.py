@@ -204,6 +204,8 @@ def _values(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "transport", plan.transport
     if plan.precision != "fp32":
         yield "precision", plan.precision
+    if plan.recompute:
+        yield "recompute", spell_numbers(plan.recompute)
     if plan.resume is not None:
         yield "resume step", str(plan.resume.step)
     if plan.returned:

@@ -92,6 +92,7 @@ def expand(plan: Plan, rank: int) -> Program:
         num_stages=placement.num_stages,
         instrs=tuple(instrs),
         precision=plan.precision,
+        recompute=plan.recompute,
     )
 
 

@@ -18,7 +18,7 @@ BODY_WORDS = {op.mnemonic: op for op in Op}
 SOURCE_WORDS = ("reshard", "move", "load")
 """First words of the lines of the `reconfigure` block."""
 
-_EVERYWHERE = (*Level, "model", "mesh", "batch", "precision")
+_EVERYWHERE = (*Level, "model", "mesh", "batch", "precision", "recompute")
 _OF_A_PROGRAM = ("rank", "run")
 _OF_A_PLAN = (
     "order",

@@ -295,6 +295,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reconfigure: tuple[Reshard | Move | Load, ...] = ()
     transport: str | None = None
     precision: Precision = "fp32"
+    recompute: tuple[int, ...] = ()
+    """Stages, ascending, that keep only their input in F and compute the rest again in B."""
     level: Level = Level.PLAN
     version: int = FORMAT_VERSION
 

@@ -30,6 +30,7 @@ from resihp.ir.statements import (
     Memory,
     Order,
     PrecisionName,
+    Recompute,
     ReconfigureHead,
     Returned,
     Standby,
@@ -182,7 +183,7 @@ class _PlanReader(Reader):
         assert isinstance(batch, Batch)
         order, memory = self.once.get("order"), self.once.get("memory")
         resume, transport = self.once.get("resume"), self.once.get("transport")
-        precision = self.once.get("precision")
+        precision, recompute = self.once.get("precision"), self.once.get("recompute")
         standby, lost = self.once.get("standby"), self.once.get("lost")
         returned = self.once.get("returned")
         version = self.once["plan"]
@@ -202,6 +203,7 @@ class _PlanReader(Reader):
             reconfigure=tuple(self.sources),
             transport=transport.name if isinstance(transport, TransportName) else None,
             precision=precision.name if isinstance(precision, PrecisionName) else "fp32",
+            recompute=recompute.stages if isinstance(recompute, Recompute) else (),
             level=version.level,
             version=version.number,
         )

@@ -77,6 +77,7 @@ class _Document(
     memory_bytes: int | None = None
     transport: str | None = None
     precision: Precision = "fp32"
+    recompute: tuple[int, ...] = ()
     resume: Resume | None = None
     standby: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
@@ -99,6 +100,7 @@ def print_json(plan: Plan) -> str:
         memory_bytes=plan.memory_bytes,
         transport=plan.transport,
         precision=plan.precision,
+        recompute=plan.recompute,
         resume=plan.resume,
         standby=plan.standby,
         lost=plan.lost,

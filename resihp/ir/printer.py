@@ -19,6 +19,7 @@ from resihp.ir.statements import (
     Memory,
     Order,
     PrecisionName,
+    Recompute,
     ReconfigureHead,
     Returned,
     RunHead,
@@ -69,6 +70,8 @@ def _header(plan: Plan) -> list[_Line]:
         statements.append(TransportName(plan.transport))
     if plan.precision != "fp32":
         statements.append(PrecisionName(plan.precision))
+    if plan.recompute:
+        statements.append(Recompute(plan.recompute))
     if plan.resume is not None:
         statements.append(plan.resume)
     return [_of(statement) for statement in statements]

@@ -100,6 +100,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Stages of the whole model."""
     instrs: tuple[ProgramInstr, ...]
     precision: Precision = "fp32"
+    recompute: tuple[int, ...] = ()
+    """Stages of the whole model that compute their forward again in B."""
     version: int = FORMAT_VERSION
 
     @property

@@ -19,6 +19,7 @@ from resihp.ir.statements import (
     PrecisionName,
     ProgramLine,
     RankHead,
+    Recompute,
     RunHead,
     Statement,
     Version,
@@ -60,6 +61,8 @@ def print_program(program: Program, notes: Mapping[int, str] = _NO_NOTES) -> str
     statements: list[Statement] = [version, program.model, program.mesh, program.batch]
     if program.precision != "fp32":
         statements.append(PrecisionName(program.precision))
+    if program.recompute:
+        statements.append(Recompute(program.recompute))
     lines = [" ".join(columns_of(statement)) for statement in statements]
     lines += ["", " ".join(columns_of(head)), "", "run {"]
     lines += _body(program, notes)
@@ -189,7 +192,7 @@ class _ProgramReader(Reader):
     def _program(self) -> Program:
         model, mesh, batch = self.once["model"], self.once["mesh"], self.once["batch"]
         head, version = self.once["rank"], self.once["plan"]
-        precision = self.once.get("precision")
+        precision, recompute = self.once.get("precision"), self.once.get("recompute")
         assert isinstance(model, ModelShape)
         assert isinstance(mesh, Mesh)
         assert isinstance(batch, Batch)
@@ -208,6 +211,7 @@ class _ProgramReader(Reader):
             num_stages=head.num_stages,
             instrs=tuple(_resolved(self.instrs, head)),
             precision=precision.name if isinstance(precision, PrecisionName) else "fp32",
+            recompute=recompute.stages if isinstance(recompute, Recompute) else (),
             version=version.number,
         )
 

@@ -22,6 +22,8 @@ def _reasons(plan: Plan) -> Iterator[str]:
         yield f"it is a {plan.level}, which `resihp lower` makes a plan"
     if plan.precision != "fp32":
         yield f"it has `precision {plan.precision}`, and this executor computes in fp32"
+    if plan.recompute:
+        yield f"stage {plan.recompute[0]} computes its forward again in B"
     for group in plan.groups:
         if len(group.layers) != 1:
             yield f"{group.name} runs {len(group.layers)} stages"

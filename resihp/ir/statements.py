@@ -38,6 +38,7 @@ __all__ = [
     "PrecisionName",
     "ProgramLine",
     "RankHead",
+    "Recompute",
     "ReconfigureHead",
     "Returned",
     "RunHead",
@@ -93,6 +94,12 @@ class PrecisionName(msgspec.Struct, frozen=True):
     """`precision bf16`: of parameters and activations."""
 
     name: Precision
+
+
+class Recompute(msgspec.Struct, frozen=True):
+    """`recompute 0,2`: stages that compute their forward again in B."""
+
+    stages: tuple[int, ...]
 
 
 class Standby(msgspec.Struct, frozen=True):
@@ -163,6 +170,7 @@ Statement = (
     | Memory
     | TransportName
     | PrecisionName
+    | Recompute
     | Resume
     | Group
     | Standby
@@ -186,6 +194,7 @@ KEYWORDS: dict[type, str] = {
     Memory: "memory",
     TransportName: "transport",
     PrecisionName: "precision",
+    Recompute: "recompute",
     Resume: "resume",
     Group: "group",
     Standby: "standby",
@@ -316,6 +325,8 @@ def _operands(statement: Statement) -> tuple[str, ...]:
         case Group():
             ranks, layers = spell_numbers(statement.ranks), spell_layers(statement.layers)
             return (str(statement.name), f"ranks={ranks}", f"layers={layers}")
+        case Recompute(stages):
+            return (spell_numbers(stages),)
         case Standby(ranks) | Lost(ranks) | Returned(ranks):
             return (spell_numbers(ranks),)
         case Reshard(layers=layers, source=source, target=target):

@@ -33,6 +33,7 @@ from resihp.ir.statements import (
     PrecisionName,
     ProgramLine,
     RankHead,
+    Recompute,
     ReconfigureHead,
     Returned,
     RunHead,
@@ -199,6 +200,8 @@ def _unkeyed(tree: Tree[Token], budget: Budget) -> Statement:
             return TransportName(_transport(tokens(tree)[0]))
         case "precision":
             return PrecisionName(cast("Precision", str(tokens(tree)[0])))
+        case "recompute":
+            return Recompute(listed(trees(tree)[0], budget))
         case "standby":
             return Standby(listed(trees(tree)[0], budget))
         case "lost":

@@ -71,6 +71,7 @@ class Planner:
             num_chunks=job.parallel.stages_per_rank,
             memory_bytes=job.device.memory_bytes,
             precision=job.compute.precision,
+            recomputes=job.compute.recompute,
             pricing=self._pricing(Health()),
         )
         check_runnable(plan)

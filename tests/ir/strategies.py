@@ -110,6 +110,7 @@ def _texts(level: Level, single: st.SearchStrategy[Instr]) -> st.SearchStrategy[
         reconfigure=st.lists(sources, max_size=3).map(tuple),
         transport=st.none() | transports,
         precision=precisions,
+        recompute=st.just(()) | rank_lists,
         level=st.just(level),
     )
 

@@ -154,6 +154,8 @@ words = st.one_of(
             "transport rank",
             "precision fp32",
             "precision bf16",
+            "recompute 0,2..3",
+            "recompute 3..1",
             "standby 3,5..7",
             "lost 4",
             "returned 4,6..8",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from plan_build import make_plan
 from staged_plans import random_staged
-from strategies import layer_ranges, models, names, numbers, places, precisions
+from strategies import layer_ranges, models, names, numbers, places, precisions, rank_lists
 
 from resihp.cli import main
 from resihp.cli.plan_files import parse_any
@@ -67,6 +67,7 @@ programs = st.builds(
     num_stages=numbers,
     instrs=st.lists(instrs, max_size=12).map(tuple),
     precision=precisions,
+    recompute=st.just(()) | rank_lists,
 )
 
 

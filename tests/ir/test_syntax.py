@@ -78,6 +78,8 @@ def hints(text: str) -> list[str | None]:
         ("transport eager = 4MiB", "", 0, ""),
         ("precision fp16", "RHP001", 11, "expected `fp32` or `bf16`, but found `fp16`"),
         ("precision bf16", "", 0, ""),
+        ("recompute 0,2..3", "", 0, ""),
+        ("recompute all", "RHP001", 11, "expected a number, but found `all`"),
         ("schedule 1f1b", "RHP001", 10, "expected a number, but found `1f1b`"),
         ("schedule 1", "RHP004", 1, "a second `schedule` line"),
         ("run {\n}", "RHP007", 1, "`run` does not belong in a plan"),

@@ -153,6 +153,8 @@ CASES = [
         ("F[0] 1 & BW[1] 0\n  F[1] 1\n", "F[0] 1 & F[1] 1\n  BW[1] 0\n"),
         at="F[0] 1 & F[1] 1",
     ),
+    case("RHP111", PIPE, ("\n\ngroup", "\nrecompute 0,2\n\ngroup"), at="recompute 0,2"),
+    case("RHP111", PIPE, ("\n\ngroup", "\nrecompute 1,0\n\ngroup"), at="recompute 1,0"),
     case("RHP201", WIDE, ("standby 5", "standby 4,5"), at="standby 4,5"),
     case("RHP202", WIDE, ("standby 5\n", ""), at="mesh tp=2 pp=2 dp=2"),
     case(

@@ -33,7 +33,12 @@ from resihp.ir.verify.once import check_once
 from resihp.ir.verify.pairs import check_pairs
 from resihp.ir.verify.params import check_params
 from resihp.ir.verify.progress import check_progress
-from resihp.ir.verify.ranges import check_bodies, check_ranges, check_sizes
+from resihp.ir.verify.ranges import (
+    check_bodies,
+    check_ranges,
+    check_recompute,
+    check_sizes,
+)
 from resihp.ir.verify.report import Report
 from resihp.ir.verify.topology import check_topology
 
@@ -90,6 +95,8 @@ def _verify(
     plan = parsed.plan
     check_ranges(parsed, findings)
     check_topology(parsed, findings)
+    if not len(findings):
+        check_recompute(parsed, placement_of(plan).num_stages, findings)
 
     @cache
     def known() -> Facts | None:

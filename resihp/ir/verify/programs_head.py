@@ -9,17 +9,30 @@ from resihp.ir.model import Plan
 from resihp.ir.program import Program
 from resihp.ir.source import Parsed, ParsedProgram
 from resihp.ir.verify.findings import Findings
-from resihp.ir.verify.ranges import MAX_INSTRUCTIONS, check_layers, check_place, check_sizes
+from resihp.ir.verify.ranges import (
+    MAX_INSTRUCTIONS,
+    check_layers,
+    check_place,
+    check_recompute,
+    check_sizes,
+)
 from resihp.ir.verify.topology import why_not_degree
 
 __all__ = ["check_head"]
 
 
 def check_head(parsed: ParsedProgram, findings: Findings) -> None:
-    """RHP101 to RHP103, RHP108, RHP203 and RHP424."""
+    """RHP101 to RHP103, RHP108, RHP111, RHP203 and RHP424."""
     program = parsed.program
     num_before = len(findings)
-    bare = Plan(model=program.model, mesh=program.mesh, batch=program.batch, groups=(), streams=())
+    bare = Plan(
+        model=program.model,
+        mesh=program.mesh,
+        batch=program.batch,
+        groups=(),
+        streams=(),
+        recompute=program.recompute,
+    )
     place = Parsed(
         plan=bare,
         text=parsed.text,
@@ -35,6 +48,7 @@ def check_head(parsed: ParsedProgram, findings: Findings) -> None:
         findings.add("RHP108", parsed.run.head, message)
     if len(findings) == num_before:
         _check_rank(parsed, place, findings)
+        check_recompute(place, program.num_stages, findings)
 
 
 def _check_rank(parsed: ParsedProgram, place: Parsed, findings: Findings) -> None:

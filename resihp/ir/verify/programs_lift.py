@@ -32,6 +32,7 @@ def lifted(
         groups=tuple(_group(*pair) for pair in zip(firsts, ranks, strict=True)),
         streams=tuple(_stream(first, peer_of) for first in firsts),
         precision=head.program.precision,
+        recompute=head.program.recompute,
         standby=tuple(rank for rank in range(world) if rank not in used),
     )
     return JoinedPlan(

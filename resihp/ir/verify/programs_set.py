@@ -49,7 +49,7 @@ def _check_job(programs: Sequence[ParsedProgram], findings: Findings) -> None:
     """RHP423."""
     first = programs[0]
     for parsed in programs[1:]:
-        for keyword in ("model", "mesh", "batch", "precision"):
+        for keyword in ("model", "mesh", "batch", "precision", "recompute"):
             if getattr(parsed.program, keyword) != getattr(first.program, keyword):
                 findings.add(
                     "RHP423",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -10,7 +11,7 @@ from resihp.ir.diagnostics import Related, Span
 from resihp.ir.model import GroupName, Instr, LayerRange, Move, Plan, Reshard, Stream
 from resihp.ir.placement import Placement
 from resihp.ir.source import Parsed
-from resihp.ir.statements import spell_instr
+from resihp.ir.statements import spell_instr, spell_numbers
 from resihp.ir.verify.findings import Findings, listed
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "check_layers",
     "check_place",
     "check_ranges",
+    "check_recompute",
     "check_sizes",
 ]
 
@@ -269,6 +271,25 @@ def _report_stage(held: tuple[int, ...], instr: Instr, span: Span, findings: Fin
             "RHP109",
             span,
             f"`{spell_instr(instr)}`: stage {instr.stage} is not here; this stream runs {here}",
+        )
+
+
+def check_recompute(parsed: Parsed, num_stages: int, findings: Findings) -> None:
+    """RHP111, for a model of `num_stages` stages."""
+    stages = parsed.plan.recompute
+    if not stages:
+        return
+    line = parsed.statement("recompute")
+    if max(stages) >= num_stages:
+        there = f"they are 0..{num_stages - 1}"
+        findings.add("RHP111", line, f"stage {max(stages)} does not exist; {there}")
+    elif any(one >= other for one, other in pairwise(stages)):
+        right = spell_numbers(sorted(set(stages)))
+        findings.add(
+            "RHP111",
+            line,
+            "the stages are not in ascending order, each once",
+            hint=f"write `recompute {right}`",
         )
 
 
