@@ -149,7 +149,7 @@ class _Maker:
     def _costs(self, replica: int, lengths: Sequence[Lengths]) -> ItemCosts:
         """Of single micro-batches, by number."""
         table = [
-            [chunks_of(group, self._pricing, each) for each in lengths]
+            [chunks_of(self._plan, group, self._pricing, each) for each in lengths]
             for group in self._groups[replica]
         ]
         return lambda _, stage, item: table[stage][item[1]]

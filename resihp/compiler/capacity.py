@@ -36,14 +36,16 @@ class Oversized(NamedTuple):
         return f"{who} needs {needed} on each rank and a device has {there}"
 
 
-def room_of(plan: Plan, layers: LayerRange, tp: int) -> Capacity:
+def room_of(plan: Plan, layers: LayerRange, tp: int, *, recomputes: bool = False) -> Capacity:
     """Of a member of a group of degree `tp` that holds `layers`; `free` may be negative.
 
     Sums of gradients are counted as for micro-batches that end in the order of their numbers, so
     a plan that moves some may need a little more.
     """
     num_partials = 1 + max(plan.batch.microbatches - 1, 0).bit_length()
-    sizes = stage_facts(plan.model, plan.batch, layers, tp, num_partials, plan.precision)
+    sizes = stage_facts(
+        plan.model, plan.batch, layers, tp, num_partials, plan.precision, recomputes=recomputes
+    )
     device = _UNBOUNDED if plan.memory_bytes is None else plan.memory_bytes
     return Capacity(
         free=device - sizes.state_bytes - NUM_BUFFERS * sizes.boundary_bytes,

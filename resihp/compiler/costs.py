@@ -73,6 +73,11 @@ class StageCost(NamedTuple):
     backward_input: OpCost
     backward_weight: OpCost
 
+    @property
+    def recomputed(self) -> StageCost:
+        """Where B computes the forward again first."""
+        return self._replace(backward_input=self.forward + self.backward_input)
+
     def of(self, op: Op) -> OpCost:
         """The cost of a compute operation."""
         match op:

@@ -32,19 +32,32 @@ output D, gradient D), the log-probabilities V and loss gradients 1 (F to B), an
 the logits V (B to W); the first one the gradient of the embedded tokens D (B to W). What lives
 only inside one instruction is not counted.
 
+A stage that computes its forward again keeps only its input D from F to B; the first one, whose
+input is token numbers, nothing. B then has all of the tables above at once.
+
 In bf16 all of these are bf16, but for log-sum-exps, reciprocal norms, rotary tables,
 log-probabilities and loss gradients, which stay fp32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
 from resihp.ir.facts import Facts, StageFacts
 from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Batch, GroupName, LayerRange, ModelShape, Op, Plan, Precision, Stream
+from resihp.ir.model import (
+    Batch,
+    Group,
+    GroupName,
+    LayerRange,
+    ModelShape,
+    Op,
+    Plan,
+    Precision,
+    Stream,
+)
 from resihp.ir.placement import Placement, placement_of
 from resihp.ir.reshard import ShardLoad, ShardMove
 
@@ -75,18 +88,18 @@ def facts_of(plan: Plan) -> Facts:
             partials.setdefault(GroupName(replica, stream.pp), peaks)
 
     @cache
-    def sizes(layers: LayerRange, tp: int, num_partials: int) -> StageFacts:
-        return stage_facts(plan.model, plan.batch, layers, tp, num_partials, plan.precision)
+    def sizes(layers: LayerRange, tp: int, num_partials: int, again: bool) -> StageFacts:
+        return stage_facts(
+            plan.model, plan.batch, layers, tp, num_partials, plan.precision, recomputes=again
+        )
 
-    return Facts(
-        stages={
-            group.name: tuple(
-                sizes(layers, group.tp, partials.get(group.name, {}).get(at, 1))
-                for at, layers in enumerate(group.layers)
-            )
-            for group in plan.groups
-        }
-    )
+    def of_group(group: Group) -> Iterator[StageFacts]:
+        stages, sums = placement.stages[group.pp], partials.get(group.name, {})
+        for at, layers in enumerate(group.layers):
+            again = at < len(stages) and stages[at] in plan.recompute
+            yield sizes(layers, group.tp, sums.get(at, 1), again)
+
+    return Facts(stages={group.name: tuple(of_group(group)) for group in plan.groups})
 
 
 def stage_facts(
@@ -96,19 +109,25 @@ def stage_facts(
     tp: int,
     num_partials: int,
     precision: Precision = "fp32",
+    *,
+    recomputes: bool = False,
 ) -> StageFacts:
     """Sizes of one member of a group of degree `tp` that holds `layers`.
 
     `num_partials` sums of gradients are resident in fp32 (`peak_partials`), one in bf16.
     """
     kept = _kept(model, layers, tp, 4 if precision == "fp32" else 2)
+    of_f = kept.until_b + kept.until_w
+    if recomputes:
+        of_f = 0 if layers.first == 0 else kept.boundary
+    again = kept.until_b + kept.until_w - of_f
     num_sums = num_partials if precision == "fp32" else 1
     per_parameter = PARAMETER_BYTES[precision] + num_sums * FP32_BYTES
     return StageFacts(
         state_bytes=num_parameters(model, layers, tp) * per_parameter,
-        activation_bytes=(kept.until_b + kept.until_w) * batch.tokens,
+        activation_bytes=of_f * batch.tokens,
         released_by_b_bytes=kept.until_b * batch.tokens,
-        weight_input_grad_bytes=kept.from_b * batch.tokens,
+        weight_input_grad_bytes=(kept.from_b + again) * batch.tokens,
         boundary_bytes=kept.boundary * batch.tokens,
     )
 

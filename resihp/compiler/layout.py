@@ -37,8 +37,9 @@ def initial_plan(
     """The plan of a healthy job: rank (replica * pp + position) * tp + i is member i of its group.
 
     Each group runs as many stages as the schedule has where nothing is said, or `num_chunks`.
-    With `recomputes` all stages compute their forward again in B. Layers are split evenly; `resihp.compiler.healthy` splits them by cost. An automatic schedule
-    is made for `memory_bytes` and `pricing` (`ordered`).
+    With `recomputes` all stages compute their forward again in B. Layers are split evenly;
+    `resihp.compiler.healthy` splits them by cost. An automatic schedule is made for
+    `memory_bytes` and `pricing` (`ordered`).
 
     Raises UserError for an unknown schedule, a number of stages per group that it does not have,
     fewer layers than stages, or an automatic schedule without `memory_bytes`, and NoFeasiblePlan

@@ -41,7 +41,7 @@ def pipeline_rows(
     mean = Lengths(*(sum(parts) // count for parts in zip(*lengths, strict=True)))
     return {
         replica: Replica(
-            chunks=tuple(chunks_of(group, pricing, mean) for group in groups),
+            chunks=tuple(chunks_of(plan, group, pricing, mean) for group in groups),
             memory=tuple(_room(plan, group, reserved.get(group.name, 0)) for group in groups),
             edges=tuple(_hop(plan, here, there, pricing) for here, there in pairwise(groups)),
         )
@@ -49,18 +49,18 @@ def pipeline_rows(
     }
 
 
-def chunks_of(group: Group, pricing: Pricing | None, lengths: Lengths) -> Chunks:
-    """Ticks of a micro-batch of `lengths` in `group`."""
-    layers = group.sole_layers
+def chunks_of(plan: Plan, group: Group, pricing: Pricing | None, lengths: Lengths) -> Chunks:
+    """Ticks of a micro-batch of `lengths` in `group` of `plan`."""
+    layers, again = group.sole_layers, group.pp in plan.recompute
     if pricing is None:
         ticks = _UNIT_TICKS * (layers.last - layers.first + 1) // group.tp
-        return Chunks(ticks, ticks, ticks)
-    seconds = partial(pricing.compute_s, group, layers, lengths=lengths)
+        return Chunks(ticks, ticks * (1 + again), ticks)
+    seconds = partial(pricing.compute_s, group, layers, lengths=lengths, recomputes=again)
     return Chunks(*(_ticks(seconds(op)) for op in (Op.F, Op.B, Op.W)))
 
 
 def _room(plan: Plan, group: Group, reserved_bytes: int) -> Capacity:
-    room = room_of(plan, group.sole_layers, group.tp)
+    room = room_of(plan, group.sole_layers, group.tp, recomputes=group.pp in plan.recompute)
     return room._replace(free=room.free - reserved_bytes)
 
 

@@ -28,7 +28,7 @@ class Pricing:
         self.costs = costs
         self.cluster = cluster
         self.health = health
-        self._stages: dict[tuple[LayerRange, int], StageCost] = {}
+        self._stages: dict[tuple[LayerRange, int, bool], StageCost] = {}
         self._crossings: dict[
             tuple[tuple[int, ...], tuple[int, ...], int, bool | None], Crossing
         ] = {}
@@ -37,16 +37,26 @@ class Pricing:
         """That of the group's slowest member."""
         return min(self.health.speed_of(rank) for rank in group.ranks)
 
-    def stage(self, layers: LayerRange, tp: int) -> StageCost:
-        """Costs of a stage on healthy devices."""
-        key = layers, tp
+    def stage(self, layers: LayerRange, tp: int, *, recomputes: bool = False) -> StageCost:
+        """Costs of a stage on healthy devices; B computes the forward again if it `recomputes`."""
+        key = layers, tp, recomputes
         if key not in self._stages:
-            self._stages[key] = self.costs.stage(layers, self.shape.layers, tp)
+            cost = self.costs.stage(layers, self.shape.layers, tp)
+            self._stages[key] = cost.recomputed if recomputes else cost
         return self._stages[key]
 
-    def compute_s(self, group: Group, layers: LayerRange, op: Op, lengths: Lengths) -> float:
+    def compute_s(
+        self,
+        group: Group,
+        layers: LayerRange,
+        op: Op,
+        lengths: Lengths,
+        *,
+        recomputes: bool = False,
+    ) -> float:
         """One F, B, W or BW of the stage that holds `layers`."""
-        return self.stage(layers, group.tp).of(op).seconds(lengths, self.speed(group))
+        cost = self.stage(layers, group.tp, recomputes=recomputes)
+        return cost.of(op).seconds(lengths, self.speed(group))
 
     def crossing(
         self, sender: Group, receiver: Group, tokens: int, *, cut: bool | None = None

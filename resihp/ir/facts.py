@@ -12,8 +12,9 @@ __all__ = ["Facts", "StageFacts"]
 class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one stage on one member of its TP group, per micro-batch unless said otherwise.
 
-    F adds `activation_bytes`; B gives back `released_by_b_bytes` and adds
-    `weight_input_grad_bytes` (the output gradients that W needs); W gives back the rest.
+    F adds `activation_bytes`; B adds `weight_input_grad_bytes` (the output gradients that W needs,
+    and what it computes again of what F did not keep) and gives back `released_by_b_bytes`; W
+    gives back the rest.
     """
 
     state_bytes: int

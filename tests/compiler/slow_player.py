@@ -102,4 +102,5 @@ def _seconds(
     mine = Lengths.of((plan.batch.tokens,))
     if lengths is not None:
         mine = lengths[(task.home * plan.batch.microbatches + task.number) % len(lengths)]
-    return pricing.compute_s(lane.group, lane.placement.layers[task.stage], op, mine)
+    layers, again = lane.placement.layers[task.stage], task.stage in plan.recompute
+    return pricing.compute_s(lane.group, layers, op, mine, recomputes=again)

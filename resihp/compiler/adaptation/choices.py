@@ -97,7 +97,10 @@ def _least_time(situation: Situation) -> Rate:
     def rate(group: Group, degree: int, speed: float) -> float:
         if degree not in pricing.costs.layer:
             return 0.0
-        costs = (pricing.stage(layers, degree) for layers in group.layers)
+        costs = (
+            pricing.stage(layers, degree, recomputes=again)
+            for layers, again in zip(group.layers, situation.recomputes(group.pp), strict=True)
+        )
         seconds = (
             c.of(op).seconds(situation.lengths, speed) for c in costs for op in (Op.F, Op.BW)
         )

@@ -78,7 +78,7 @@ def _stage_time(
 ) -> StageTime:
     """Time per layer, of the head and the tables, and the most layers that the holders can have."""
     last = situation.previous.model.layers - 1
-    compute = _compute(situation, holders, share)
+    compute = _compute(situation, stage, holders, share)
 
     def seconds(first: int, end: int) -> float:
         layers = LayerRange(first, end)
@@ -95,11 +95,12 @@ def _least_tp(holders: Sequence[Group]) -> int:
 
 
 def _compute(
-    situation: Situation, holders: Sequence[Group], share: Share
+    situation: Situation, stage: int, holders: Sequence[Group], share: Share
 ) -> Callable[[LayerRange], float]:
-    """Seconds that a stage of some layers computes in an iteration."""
+    """Seconds that the stage with some layers computes in an iteration."""
     pricing, batch = situation.pricing, situation.previous.batch
     num_replicas, slow = situation.previous.mesh.dp, situation.pricing.health.speed
+    again = stage in situation.previous.recompute
     kinds: Counter[tuple[int, float]] = Counter()
     for group in holders:
         is_slow = any(rank in slow for rank in group.ranks)
@@ -108,7 +109,8 @@ def _compute(
     def seconds(layers: LayerRange) -> float:
         each = {
             (tp, speed): sum(
-                pricing.stage(layers, tp).of(op).seconds(situation.lengths, speed)
+                cost.of(op).seconds(situation.lengths, speed)
+                for cost in (pricing.stage(layers, tp, recomputes=again),)
                 for op in (Op.F, Op.BW)
             )
             for tp, speed in kinds
@@ -132,10 +134,12 @@ def _most_layers(situation: Situation, stage: int, tp: int) -> int:
 def _most_with(situation: Situation, stage: int, tp: int, in_flight: int) -> int:
     """The most layers of a stage that leave room for `in_flight` micro-batches; by bisection."""
     num_layers, num_stages = situation.previous.model.layers, situation.placement.num_stages
+    again = stage in situation.previous.recompute
 
     def fits(count: int) -> bool:
         first = 0 if stage == 0 else num_layers - count if stage == num_stages - 1 else 1
-        sizes = capacity_of(situation, LayerRange(first, first + count - 1), tp)
+        layers = LayerRange(first, first + count - 1)
+        sizes = capacity_of(situation, layers, tp, recomputes=again)
         return in_flight * sizes.activation + sizes.held <= sizes.free
 
     low, high = 0, num_layers - num_stages + 1

@@ -74,7 +74,9 @@ def in_flight_of(schedule: str | None, num_stages: int) -> tuple[int, ...] | Non
             return None
 
 
-def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
+def capacity_of(
+    situation: Situation, layers: LayerRange, tp: int, *, recomputes: bool = False
+) -> Capacity:
     """Of a member of a group of degree `tp` that holds `layers` (`room_of`).
 
     A micro-batch in flight takes a send buffer too, if those are to have room: in the verifier's
@@ -83,9 +85,10 @@ def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
     Where a plan states no memory there is room for twice as many micro-batches as stages, with
     which every schedule that the planner knows runs without waiting for memory.
     """
-    if (layers, tp) in situation.rooms:
-        return situation.rooms[layers, tp]
-    sizes = room_of(situation.previous, layers, tp)
+    key = layers, tp, recomputes
+    if key in situation.rooms:
+        return situation.rooms[key]
+    sizes = room_of(situation.previous, layers, tp, recomputes=recomputes)
     sent = situation.previous.batch.tokens * situation.pricing.costs.boundary_bytes_per_token
     if situation.reserves_buffers:
         sizes = sizes._replace(activation=sizes.activation + sent, released=sizes.released + sent)
@@ -94,26 +97,29 @@ def capacity_of(situation: Situation, layers: LayerRange, tp: int) -> Capacity:
     if situation.previous.memory_bytes is None:
         most = 2 * situation.placement.num_stages
         sizes = sizes._replace(free=most * (sizes.activation + sizes.held))
-    situation.rooms[layers, tp] = sizes
+    situation.rooms[key] = sizes
     return sizes
 
 
-def least_degree(situation: Situation, layers: Sequence[LayerRange]) -> int:
-    """k_min of Eq. 3: the lowest TP degree at which a group of `layers` has room to work.
+def least_degree(situation: Situation, pp: int, layers: Sequence[LayerRange]) -> int:
+    """k_min of Eq. 3: the lowest TP degree at which a group of `layers` at `pp` has room to work.
 
     That is the state of all and one micro-batch of each. Twice the mesh's degree where none has.
     """
     degree, most = 1, situation.previous.mesh.tp
-    while degree <= most and not _has_room(situation, layers, degree):
+    while degree <= most and not _has_room(situation, pp, layers, degree):
         degree *= 2
     return degree
 
 
-def _has_room(situation: Situation, layers: Sequence[LayerRange], tp: int) -> bool:
+def _has_room(situation: Situation, pp: int, layers: Sequence[LayerRange], tp: int) -> bool:
     device = situation.previous.memory_bytes
     if device is None:
         return True
-    sizes = [capacity_of(situation, held, tp) for held in layers]
+    sizes = [
+        capacity_of(situation, held, tp, recomputes=again)
+        for held, again in zip(layers, situation.recomputes(pp), strict=True)
+    ]
     needed = sum(device - size.free + size.activation + size.held for size in sizes)
     return needed <= device
 
@@ -141,7 +147,8 @@ class _Rows:
         if group is None:
             return None
         edge = None if before is None else _distance(self._situation, before, group)
-        return group.layers, len(group.ranks), self._speed(group), edge
+        again = self._situation.recomputes(group.pp)
+        return group.layers, len(group.ranks), self._speed(group), edge, again
 
     def _speed(self, group: Group) -> float:
         if self._slow.isdisjoint(group.ranks):
@@ -160,14 +167,22 @@ class _Rows:
 
     def _chunks_of(self, group: Group) -> Chunks:
         pricing, layers = self._situation.pricing, group.sole_layers
-        key = layers, group.tp, self._speed(group)
+        (again,) = self._situation.recomputes(group.pp)
+        key = layers, group.tp, self._speed(group), again
         if key not in self._chunks:
-            seconds = partial(pricing.compute_s, group, layers, lengths=self._situation.lengths)
+            seconds = partial(
+                pricing.compute_s,
+                group,
+                layers,
+                lengths=self._situation.lengths,
+                recomputes=again,
+            )
             self._chunks[key] = Chunks(*(_ticks(seconds(op)) for op in (Op.F, Op.B, Op.W)))
         return self._chunks[key]
 
     def _memory_of(self, group: Group) -> Capacity:
-        return capacity_of(self._situation, group.sole_layers, group.tp)
+        (again,) = self._situation.recomputes(group.pp)
+        return capacity_of(self._situation, group.sole_layers, group.tp, recomputes=again)
 
 
 def _distance(situation: Situation, here: Group, there: Group) -> object:

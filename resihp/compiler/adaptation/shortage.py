@@ -28,7 +28,10 @@ def memory_shortage(situation: Situation) -> str:
 
 def _needed_bytes(situation: Situation, group: Group, device: int) -> int:
     """On each member, with one micro-batch in flight at the stage that needs most."""
-    rooms = [capacity_of(situation, layers, group.tp) for layers in group.layers]
+    rooms = [
+        capacity_of(situation, layers, group.tp, recomputes=again)
+        for layers, again in zip(group.layers, situation.recomputes(group.pp), strict=True)
+    ]
     return sum(device - room.free for room in rooms) + max(
         room.activation + room.held for room in rooms
     )

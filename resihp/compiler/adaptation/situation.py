@@ -72,10 +72,10 @@ class Situation:
         self.min_holders = min(min_holders, previous.mesh.dp)
         self.reserves_buffers = True
         """Whether the planner keeps room for buffers that it does not follow."""
-        self.rooms: dict[tuple[LayerRange, int], Capacity] = {}
-        """Memory by layers and TP degree, as far as it was asked for."""
-        self.chunks: dict[tuple[LayerRange, int, float], Chunks] = {}
-        """Ticks by layers, TP degree and speed, as far as they were asked for."""
+        self.rooms: dict[tuple[LayerRange, int, bool], Capacity] = {}
+        """Memory by layers, TP degree and recomputation, as far as it was asked for."""
+        self.chunks: dict[tuple[LayerRange, int, float, bool], Chunks] = {}
+        """Ticks by layers, TP degree, speed and recomputation, as far as they were asked for."""
         if min_holders < 1:
             raise UserError(f"{min_holders} holders of each layer: must be at least 1")
         world = previous.mesh.world
@@ -136,6 +136,10 @@ class Situation:
     def placement(self) -> Placement:
         """The stages of the plan before."""
         return placement_of(self.previous)
+
+    def recomputes(self, pp: int) -> tuple[bool, ...]:
+        """Of each stage at position `pp` whether its B computes the forward again."""
+        return tuple(stage in self.previous.recompute for stage in self.placement.stages[pp])
 
     @property
     def has_one_stage_each(self) -> bool:

@@ -69,7 +69,7 @@ def choose_members(
 
     Raises NoFeasiblePlan where a position can have no group in any replica.
     """
-    k_min = {pp: least_degree(situation, held) for pp, held in layers.items()}
+    k_min = {pp: least_degree(situation, pp, held) for pp, held in layers.items()}
     replicas = list(range(situation.previous.mesh.dp))
     while True:
         every = [GroupName(replica, pp) for replica in replicas for pp in layers]

@@ -122,8 +122,13 @@ def _stage_time(situation: Situation, stage: int, num_stages: int, tp: int) -> S
     return StageTime(per_layer, extra, _most_layers(situation, stage, num_stages, tp))
 
 
+def _recomputes(situation: Situation) -> bool:
+    """Whether templates do, whose stages are others than those of the plan before."""
+    return bool(situation.previous.recompute)
+
+
 def _healthy_s(situation: Situation, layers: LayerRange, tp: int) -> float:
-    costs = situation.pricing.stage(layers, tp)
+    costs = situation.pricing.stage(layers, tp, recomputes=_recomputes(situation))
     return sum(costs.of(op).seconds(situation.lengths) for op in (Op.F, Op.BW))
 
 
@@ -131,11 +136,13 @@ def _most_layers(situation: Situation, stage: int, num_stages: int, tp: int) -> 
     """Layers that leave room for what 1F1B keeps in flight; by bisection."""
     num_layers = situation.previous.model.layers
     in_flight = min(num_stages - stage, situation.previous.batch.microbatches)
+    again = _recomputes(situation)
     low, high = 0, num_layers - num_stages + 1
     while low < high:
         count = (low + high + 1) // 2
         first = 0 if stage == 0 else num_layers - count if stage == num_stages - 1 else 1
-        sizes = capacity_of(situation, LayerRange(first, first + count - 1), tp)
+        layers = LayerRange(first, first + count - 1)
+        sizes = capacity_of(situation, layers, tp, recomputes=again)
         if in_flight * sizes.activation + sizes.held <= sizes.free:
             low = count
         else:
@@ -170,23 +177,25 @@ def _play_s(situation: Situation, pipeline: Sequence[Group], num_microbatches: i
     """Seconds of one pipeline's compute and transfers at the speeds of today."""
     pricing, plan = situation.pricing, situation.previous
 
+    again = _recomputes(situation)
+
     def ticks(seconds: float) -> int:
         return max(1, round(seconds / TICK_S))
 
+    def seconds(group: Group, op: Op) -> float:
+        layers = group.sole_layers
+        return pricing.compute_s(group, layers, op, situation.lengths, recomputes=again)
+
     chunks = tuple(
-        Chunks(
-            *(
-                ticks(pricing.compute_s(group, group.sole_layers, op, situation.lengths))
-                for op in (Op.F, Op.B, Op.W)
-            )
-        )
-        for group in pipeline
+        Chunks(*(ticks(seconds(group, op)) for op in (Op.F, Op.B, Op.W))) for group in pipeline
     )
     edges = tuple(
         ticks(pricing.crossing(here, there, plan.batch.tokens).seconds)
         for here, there in pairwise(pipeline)
     )
-    memory = tuple(capacity_of(situation, group.sole_layers, group.tp) for group in pipeline)
+    memory = tuple(
+        capacity_of(situation, group.sole_layers, group.tp, recomputes=again) for group in pipeline
+    )
     problem = Problem(
         replicas=(Replica(chunks, memory, edges),),
         num_microbatches=num_microbatches,

@@ -146,7 +146,11 @@ def _rates(course: Course, pricing: Pricing, places: Places) -> _Rates:
     for entries in _by_kind(kind):
         entry = int(entries[0])
         stage = int(held.stage[entry])
-        cost = pricing.stage(layers[stage], int(lanes.tp[held.lane[entry]]))
+        cost = pricing.stage(
+            layers[stage],
+            int(lanes.tp[held.lane[entry]]),
+            recomputes=stage in course.arrays.plan.recompute,
+        )
         for op in COMPUTE:
             price, slowed = cost.of(op), speed[entries]
             rates.fixed[entries, op] = price.comm_fixed_s

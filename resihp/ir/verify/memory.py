@@ -3,7 +3,8 @@
 One rule per instruction, all in bytes of one member of the group:
 
     F           takes `activation_bytes` when it starts
-    B           takes `weight_input_grad_bytes`, gives `released_by_b_bytes` back when it ends
+    B           takes `weight_input_grad_bytes`, in which is what it computes again; gives
+                `released_by_b_bytes` back when it ends
     W           gives the rest of both back when it ends
     BW          is B and W in one
     receive     takes a buffer (whole, or this member's chunks), given back after its use; gather
