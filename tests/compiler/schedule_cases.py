@@ -53,6 +53,7 @@ def random_schedule(seed: int) -> Plan:
             for name in sorted(present)
         ),
         standby=standby,
+        recompute=tuple(stage for stage in range(len(at)) if rng.random() < 0.2),
         level=Level.SCHEDULE,
     )
 

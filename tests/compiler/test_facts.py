@@ -207,5 +207,12 @@ def test_sums_are_counted_stage_by_stage(seed):
                 if i.op in (Op.W, Op.BW) and placement.stage_of(stream.pp, i) == stage
             ]
             num_sums = peak_partials(done, batch.microbatches)
-            expected = stage_facts(schedule.model, batch, group.layers[at], group.tp, num_sums)
+            expected = stage_facts(
+                schedule.model,
+                batch,
+                group.layers[at],
+                group.tp,
+                num_sums,
+                recomputes=stage in schedule.recompute,
+            )
             assert sizes[group.name][at] == expected
