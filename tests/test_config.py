@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -21,6 +21,7 @@ from resihp.config import (
     JobSection,
     ModelConfig,
     ParallelConfig,
+    RopeScaling,
     format_size,
     load,
     loads,
@@ -71,6 +72,7 @@ SPLIT = (
     "num_attention_heads (8) and intermediate_size (688), and divides num_key_value_heads (2) or "
     "is a multiple of it"
 )
+LLAMA3 = '{ rope_type = "llama3", original_max_position_embeddings = 64'
 
 # What the user wrote instead of a line of JOB, and what the user is told.
 GOLDEN = [
@@ -147,7 +149,47 @@ GOLDEN = [
     (
         "vocab_size = 272",
         "vocab_size = 272\ntie_word_embeddings = 0",
-        "job.toml:11: model.tie_word_embeddings = 0: must be false",
+        "job.toml:11: model.tie_word_embeddings = 0: expected bool, got int",
+    ),
+    (
+        "[model]",
+        '[model]\nmodel_type = "qwen3"',
+        'job.toml:5: model.model_type = "qwen3": must be "llama" or "qwen2"; did you mean qwen2?',
+    ),
+    (
+        "[model]",
+        '[model]\nmodel_type = "qwen2"\nattention_bias = true',
+        'job.toml:6: model.attention_bias = true: is said of model_type = "llama" only; "qwen2" '
+        "always has biases of queries, keys and values; nearest valid: false",
+    ),
+    (
+        "[model]",
+        '[model]\nrope_scaling = { rope_type = "dynamic", factor = 2.0 }',
+        'job.toml:5: model.rope_scaling.rope_type = "dynamic": must be "default" or "linear" or '
+        '"llama3" or "yarn"',
+    ),
+    (
+        "[model]",
+        '[model]\nrope_scaling = { rope_type = "yarn", factor = 4.0 }',
+        "job.toml:5: model.rope_scaling: needs original_max_position_embeddings with rope_type = "
+        '"yarn", the tokens of the context that the model was first trained with, as its '
+        "config.json says",
+    ),
+    (
+        "[model]",
+        f"[model]\nrope_scaling = {LLAMA3}, low_freq_factor = 4.0 }}",
+        "job.toml:5: model.rope_scaling.low_freq_factor = 4.0: must be below high_freq_factor "
+        "(4.0); nearest valid: 2.0",
+    ),
+    (
+        "[parallel]",
+        '[model.rope_scaling]\nrope_type = "linear"\nfacter = 2.0\n[parallel]',
+        "job.toml:14: model.rope_scaling.facter = 2.0: is no known key; did you mean factor?",
+    ),
+    (
+        "[parallel]",
+        "[model.rope_scaling]\nfactor = 2.0\n[parallel]",
+        "job.toml:12: model.rope_scaling.rope_type: is missing",
     ),
     (
         "tokens = 256",
@@ -283,6 +325,15 @@ names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
+scalings = st.builds(
+    RopeScaling,
+    rope_type=st.sampled_from(get_args(get_type_hints(RopeScaling)["rope_type"])),
+    factor=st.floats(1.0, 64.0),
+    original_max_position_embeddings=st.integers(1, 1 << 17),
+    attention_factor=st.none() | st.floats(0.5, 2.0),
+)
+
+
 @st.composite
 def configs(draw):
     """Any job that passes its checks."""
@@ -302,6 +353,9 @@ def configs(draw):
             intermediate_size=tp * draw(st.integers(1, 99)),
             vocab_size=272,
             rope_theta=draw(st.floats(1.0, 1e9)),
+            rope_scaling=draw(st.none() | scalings),
+            tie_word_embeddings=draw(st.booleans()),
+            **draw(st.sampled_from([{"model_type": "qwen2"}, {"attention_bias": True}, {}])),
         ),
         parallel=ParallelConfig(tp=tp, pp=pp, dp=dp),
         batch=BatchConfig(microbatches=3, tokens=tp * draw(st.integers(1, 99))),

@@ -24,6 +24,7 @@ from resihp.config.schema import (
     Numerics,
     OptimizerConfig,
     ParallelConfig,
+    RopeScaling,
 )
 from resihp.config.sizes import format_size, parse_size
 from resihp.config.writing import resolved
@@ -41,6 +42,7 @@ __all__ = [
     "Numerics",
     "OptimizerConfig",
     "ParallelConfig",
+    "RopeScaling",
     "format_size",
     "load",
     "loads",

@@ -48,6 +48,40 @@ def _heads(config: JobConfig) -> Iterator[Problem]:
         )
 
 
+def _biases(config: JobConfig) -> Iterator[Problem]:
+    if config.model.attention_bias and config.model.model_type != "llama":
+        yield Problem(
+            "model.attention_bias",
+            f'is said of model_type = "llama" only; "{config.model.model_type}" always has biases '
+            "of queries, keys and values; nearest valid: false",
+        )
+
+
+def _rope_scaling(config: JobConfig) -> Iterator[Problem]:
+    scaling, here = config.model.rope_scaling, "model.rope_scaling"
+    if scaling is None:
+        return
+    kind = scaling.rope_type
+    if kind in ("llama3", "yarn") and scaling.original_max_position_embeddings is None:
+        yield Problem(
+            here,
+            f'needs original_max_position_embeddings with rope_type = "{kind}", the tokens of the '
+            "context that the model was first trained with, as its config.json says",
+        )
+    bounds = {
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": ("beta_slow", "beta_fast"),
+    }
+    if kind in bounds:
+        low_key, high_key = bounds[kind]
+        low, high = getattr(scaling, low_key), getattr(scaling, high_key)
+        if low >= high:
+            yield Problem(
+                f"{here}.{low_key}",
+                f"must be below {high_key} ({high}); nearest valid: {high / 2}",
+            )
+
+
 def _tensor_parallel(config: JobConfig) -> Iterator[Problem]:
     model, tp = config.model, config.parallel.tp
     heads, kv_heads, ffn = (
@@ -176,6 +210,8 @@ def _injections(config: JobConfig) -> Iterator[Problem]:
 
 _CHECKS: tuple[Callable[[JobConfig], Iterator[Problem]], ...] = (
     _heads,
+    _biases,
+    _rope_scaling,
     _tensor_parallel,
     _pipeline,
     _world,

@@ -1,6 +1,7 @@
 """The sections of the job file as data. Ranges of single values are here, the rest in `checks`.
 
-`[model]` uses Hugging Face's names for a LLaMA, so that a `config.json` reads the same.
+`[model]` uses Hugging Face's names for a LLaMA or a Qwen2.5, so that a `config.json` reads the
+same.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "Numerics",
     "OptimizerConfig",
     "ParallelConfig",
+    "RopeScaling",
 ]
 
 MAX_WORLD = 1024
@@ -63,10 +65,29 @@ class JobSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A lost rank is known to all within this time; every other timeout is derived from it."""
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[model]`: a LLaMA by its Hugging Face field names."""
+class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`rope_scaling`: how rotary frequencies are stretched for a longer context."""
 
-    model_type: Literal["llama"] = "llama"
+    rope_type: Literal["default", "linear", "llama3", "yarn"]
+    factor: Annotated[float, Meta(ge=1.0, le=1e6)] = 1.0
+    """How much longer the context is than the original one."""
+    original_max_position_embeddings: Count | None = None
+    """Tokens of the original context; llama3 and yarn need it."""
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    """llama3: what turns less often than `low` over the original context is divided by `factor`,
+    what turns more often than `high` is left alone."""
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    """yarn: the same, with `beta_slow` as low and `beta_fast` as high."""
+    attention_factor: Positive | None = None
+    """yarn: factor on cosine and sine (None: 0.1 ln(factor) + 1)."""
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[model]`: a LLaMA or a Qwen2.5 by its Hugging Face field names."""
+
+    model_type: Literal["llama", "qwen2"] = "llama"
     hidden_size: Count
     num_hidden_layers: Count
     num_attention_heads: Count
@@ -76,8 +97,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """At least the 256 bytes and two marks."""
     rms_norm_eps: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-5
     rope_theta: Annotated[float, Meta(ge=1.0, le=1e12)] = 10000.0
+    rope_scaling: RopeScaling | None = None
     initializer_range: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.02
-    tie_word_embeddings: Literal[False] = False
+    tie_word_embeddings: bool = False
+    """Whether the head uses the embedding's table."""
+    attention_bias: bool = False
+    """llama: whether the four projections of attention have biases; qwen2 has them on three."""
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections of queries, keys and values have biases."""
+        return self.attention_bias or self.model_type == "qwen2"
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the projection of what attention mixed has one."""
+        return self.attention_bias and self.model_type == "llama"
 
     @property
     def head_dim(self) -> int:

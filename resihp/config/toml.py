@@ -124,11 +124,22 @@ def _value(value: object, value_type: object, key: str) -> object:
         if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
         raise _WrongError(key, _one_of(value, choices))
+    table_type = _table_of(value_type)
+    if table_type is not None:
+        return _section(value, table_type, key)
     try:
         return msgspec.convert(value, cast("type[object]", value_type))
     except msgspec.ValidationError as error:
         wanted = str(error).replace("`", "")
         raise _WrongError(key, wanted[:1].lower() + wanted[1:]) from None
+
+
+def _table_of(value_type: object) -> type[msgspec.Struct] | None:
+    """The Struct that a value is, or may be beside None."""
+    for choice in (value_type, *get_args(value_type)):
+        if isinstance(choice, type) and issubclass(choice, msgspec.Struct):
+            return choice
+    return None
 
 
 def _one_of(value: object, choices: tuple[object, ...]) -> str:

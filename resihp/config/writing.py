@@ -27,7 +27,11 @@ def _table(header: str, section: msgspec.Struct) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scalar(value: str | bool | int | float) -> str:
+def _scalar(value: str | bool | int | float | msgspec.Struct) -> str:
+    if isinstance(value, msgspec.Struct):
+        items = msgspec.structs.asdict(value).items()
+        said = ", ".join(f"{name} = {_scalar(item)}" for name, item in items if item is not None)
+        return f"{{ {said} }}"
     if isinstance(value, str):
         return f'"{"".join(map(_escaped, value))}"'
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
 """Layers whose weights are no autograd leaves: backward gives dx and leaves dW for later.
 
-Each function takes the weight with its name and the micro-batch's `WeightGradStore`. The
+Each function takes the weight with its name and the micro-batch's `WeightGradStore`. In fp32 the
 arithmetic and its order are those of autograd on the plain formulas, so that the gradients have
-the same bits.
+the same bits. In bf16 products are rounded to bf16, while means and angles are fp32.
 
 What is saved for W is detached: it would hold on to the graph, which holds the store, which
 holds it.
@@ -13,19 +13,27 @@ F feed-forward width on this member, H heads on this member, E head width.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
 from resihp.executor.function import apply
+from resihp.executor.precision import wide
 from resihp.executor.tp import SingleMember, TensorParallel
-from resihp.executor.weight_grads import LinearEntry, NormEntry, WeightGradStore
+from resihp.executor.weight_grads import BiasEntry, LinearEntry, NormEntry, WeightGradStore
 
-__all__ = ["linear", "rms_norm", "rope_table", "rotate", "swiglu"]
+__all__ = ["Bias", "linear", "rms_norm", "rotate", "swiglu"]
 
 _ALONE = SingleMember()
+
+
+class Bias(NamedTuple):
+    """The bias of a linear, with its name."""
+
+    name: str
+    value_O: Tensor
 
 
 class _Linear(torch.autograd.Function):
@@ -34,22 +42,28 @@ class _Linear(torch.autograd.Function):
         ctx: Any,
         x_TI: Tensor,
         w_OI: Tensor,
+        bias: Bias | None,
         name: str,
         store: WeightGradStore,
         tp: TensorParallel,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
         ctx.w_OI, ctx.name, ctx.store = w_OI, name, store
+        ctx.bias_name = None if bias is None else bias.name
+        if tp.degree == 1:
+            return nnf.linear(x_TI, w_OI, None if bias is None else bias.value_O)
         y_TO = nnf.linear(x_TI, w_OI)
         tp.all_reduce_(y_TO)
-        return y_TO
+        return y_TO if bias is None else y_TO.add_(bias.value_O)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         (dy_TO,) = cast("tuple[Tensor]", grad_outputs)
         (x_TI,) = cast("tuple[Tensor]", ctx.saved_tensors)
         ctx.store.push(LinearEntry(ctx.name, x_TI.detach(), dy_TO))
-        return dy_TO @ ctx.w_OI, None, None, None, None
+        if ctx.bias_name is not None:
+            ctx.store.push(BiasEntry(ctx.bias_name, dy_TO))
+        return dy_TO @ ctx.w_OI, None, None, None, None, None
 
 
 def linear(
@@ -57,10 +71,12 @@ def linear(
     w_OI: Tensor,
     name: str,
     store: WeightGradStore,
+    *,
+    bias: Bias | None = None,
     row_parallel: TensorParallel = _ALONE,
 ) -> Tensor:
-    """x Wᵀ, shape (T, O); a row-parallel one sums the members' partial outputs."""
-    return apply(_Linear, x_TI, w_OI, name, store, row_parallel)
+    """x Wᵀ + b, shape (T, O); a row-parallel one adds b to the sum of the members' outputs."""
+    return apply(_Linear, x_TI, w_OI, bias, name, store, row_parallel)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -68,22 +84,23 @@ class _RmsNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x_TD: Tensor, w_D: Tensor, name: str, store: WeightGradStore, eps: float
     ) -> Tensor:
-        rrms_T1 = (x_TD * x_TD).mean(-1, keepdim=True).add_(eps).rsqrt_()
+        wide_TD = wide(x_TD)
+        rrms_T1 = (wide_TD * wide_TD).mean(-1, keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x_TD, rrms_T1)
         ctx.w_D, ctx.name, ctx.store = w_D, name, store
-        return (x_TD * rrms_T1).mul_(w_D)
+        return (wide_TD * rrms_T1).mul_(w_D).to(x_TD.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         (dy_TD,) = cast("tuple[Tensor]", grad_outputs)
         x_TD, rrms_T1 = cast("tuple[Tensor, Tensor]", ctx.saved_tensors)
         ctx.store.push(NormEntry(ctx.name, x_TD.detach(), rrms_T1, dy_TD))
-        dnormed_TD = dy_TD * ctx.w_D
+        dnormed_TD = wide(dy_TD) * ctx.w_D
         drrms_T1 = (dnormed_TD * x_TD).sum(-1, keepdim=True)
         # d rsqrt(v) = -1/2 rsqrt(v)^3 dv and d mean(x^2) = 2 x / D; factors of 2 are exact.
         dmean_T1 = drrms_T1.mul_(-0.5).mul_(rrms_T1.pow(3)).div_(x_TD.shape[-1])
         dx_TD = dnormed_TD.mul_(rrms_T1).add_(dmean_T1.mul_(2.0) * x_TD)
-        return dx_TD, None, None, None, None
+        return dx_TD.to(x_TD.dtype), None, None, None, None
 
 
 def rms_norm(x_TD: Tensor, w_D: Tensor, name: str, store: WeightGradStore, eps: float) -> Tensor:
@@ -110,21 +127,12 @@ def swiglu(gate_TF: Tensor, up_TF: Tensor) -> Tensor:
     return apply(_SwiGlu, gate_TF, up_TF)
 
 
-def rope_table(
-    position_ids_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosine and sine per token and frequency, each of shape (T, 1, E/2)."""
-    exponents = torch.arange(0, head_dim, 2, device=position_ids_T.device).float() / head_dim
-    angles = position_ids_T.float()[:, None, None] * (1.0 / theta**exponents)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
 def _rotated(x_THE: Tensor, cos_T1e: Tensor, sin_T1e: Tensor) -> Tensor:
     """Each pair (x[i], x[i + E/2]) turned by its angle."""
     first, second = x_THE.chunk(2, dim=-1)
     return torch.cat(
         (first * cos_T1e - second * sin_T1e, second * cos_T1e + first * sin_T1e), dim=-1
-    )
+    ).to(x_THE.dtype)
 
 
 class _Rotate(torch.autograd.Function):
@@ -141,5 +149,5 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x_THE: Tensor, cos_T1e: Tensor, sin_T1e: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021) with the half-split pairing of HF LLaMA."""
+    """x turned by its angles (see `rope`), with the half-split pairing of HF LLaMA."""
     return apply(_Rotate, x_THE, cos_T1e, sin_T1e)

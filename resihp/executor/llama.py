@@ -5,7 +5,10 @@ Field names are those of a Hugging Face `config.json`, tensor names those of its
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from resihp.executor.rope import RopeScaling
 
 __all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "LlamaConfig", "head_dim", "layer_prefix"]
 
@@ -55,6 +58,26 @@ class LlamaConfig(Protocol):
     @property
     def rope_theta(self) -> float:
         """Base of the rotary frequencies."""
+        ...
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """How the rotary frequencies are stretched."""
+        ...
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections of queries, keys and values have biases."""
+        ...
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the projection of what attention mixed has one."""
+        ...
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """Whether the head uses the embedding's table."""
         ...
 
     @property

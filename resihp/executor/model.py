@@ -40,7 +40,7 @@ class StageOptions(NamedTuple):
     """How a stage computes; none of it changes what it computes."""
 
     recompute: bool = False
-    """Keep only the inputs of a layer from F to B, and run its forward again in B."""
+    """Keep only the stage's input from F to B, and run its forward again in B."""
     attention: str = "documents"
     """Which form of block-diagonal attention."""
 

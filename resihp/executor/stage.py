@@ -1,8 +1,9 @@
 """One pipeline stage on one member of its TP group: F, B and W of its micro-batches.
 
 Between F and B a micro-batch keeps its autograd graph, between B and W only the operands of its
-weight gradients, after W nothing but its loss. Weights are plain tensors; the optimizer changes
-them in place between iterations.
+weight gradients, after W nothing but its loss. A stage that recomputes keeps only its input until
+B, which runs F again: the same operations, so the same bits. Weights are plain tensors; the
+optimizer changes them in place between iterations.
 
 Shapes: T tokens of a micro-batch, D hidden size.
 """
@@ -15,9 +16,8 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from resihp.executor.decoder import Decoder
-from resihp.executor.llama import EMBEDDING
 from resihp.executor.model import DEFAULT_OPTIONS, StageOptions
-from resihp.executor.weight_grads import EmbeddingEntry, WeightGradStore
+from resihp.executor.weight_grads import WeightGradStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,8 +31,16 @@ if TYPE_CHECKING:
 __all__ = ["DecoderStage"]
 
 
-class _Forwarded(NamedTuple):
-    """What F leaves for B.
+class _Input(NamedTuple):
+    """What F reads."""
+
+    batch: MicroBatch
+    x_TD: Tensor | None
+    loss_scale: float
+
+
+class _Graph(NamedTuple):
+    """What B walks.
 
     The output is kept as its place in the graph only: its storage belongs to whoever sends it.
     """
@@ -41,7 +49,6 @@ class _Forwarded(NamedTuple):
     output: GradientEdge
     dlosses_T: Tensor | None
     """Gradient of the per-token losses; None before the last stage."""
-    input_ids_T: Tensor
     store: WeightGradStore
 
 
@@ -61,16 +68,16 @@ class DecoderStage:
         self.options = options
         self.has_embedding = first == 0
         self.has_head = last == config.num_hidden_layers - 1
-        self._vocab_size = config.vocab_size
         self._decoder = Decoder(config, first, last, tp, self.parameters)
-        self._forwarded: dict[tuple[int, int], _Forwarded] = {}
+        self._inputs: dict[tuple[int, int], _Input] = {}
+        self._graphs: dict[tuple[int, int], _Graph] = {}
         self._awaiting_weights: dict[tuple[int, int], WeightGradStore] = {}
         self._losses: dict[tuple[int, int], Tensor] = {}
 
     @property
     def is_idle(self) -> bool:
         """Whether no micro-batch is between its F and its W."""
-        return not self._forwarded and not self._awaiting_weights
+        return not self._inputs and not self._awaiting_weights
 
     def forward(
         self,
@@ -86,22 +93,36 @@ class DecoderStage:
         last stage backward differentiates the summed cross-entropy times `loss_scale`, which is
         one over the number of targets of the global batch.
         """
-        assert key not in self._forwarded, f"{key}: forwarded twice"
+        assert key not in self._inputs, f"{key}: forwarded twice"
         assert key not in self._awaiting_weights, f"{key}: forwarded before its W"
         assert (x_TD is None) == self.has_embedding, f"{key}: wrong kind of input"
+        self._inputs[key] = read = _Input(batch, x_TD, loss_scale)
+        if self.options.recompute:
+            with torch.no_grad():
+                output = self._output(read, self._embedded(read), WeightGradStore())
+        else:
+            output, self._graphs[key] = self._recorded(read)
+        if not self.has_head:
+            return output.detach().contiguous()
+        self._losses[key] = output.detach().double().sum()
+        return None
+
+    def _embedded(self, read: _Input) -> Tensor:
+        return self._decoder.embed(read.batch) if read.x_TD is None else read.x_TD
+
+    def _output(self, read: _Input, x_TD: Tensor, store: WeightGradStore) -> Tensor:
+        """Output of the last layer, shape (T, D), or the losses, shape (T,)."""
+        y_TD = self._decoder.hidden(x_TD, read.batch, store)
+        return self._decoder.token_losses(y_TD, read.batch, store) if self.has_head else y_TD
+
+    def _recorded(self, read: _Input) -> tuple[Tensor, _Graph]:
+        """The output, and the graph that leads to it."""
         store = WeightGradStore()
-        source_TD = self._decoder.embed(batch) if x_TD is None else x_TD
-        input_TD = source_TD.detach().requires_grad_()
-        output = self._decoder.hidden(input_TD, batch, store)
-        dlosses_T = None
-        if self.has_head:
-            output = self._decoder.token_losses(output, batch, store)
-            dlosses_T = torch.full_like(output, loss_scale, requires_grad=False)
-            self._losses[key] = output.detach().double().sum()
-        self._forwarded[key] = _Forwarded(
-            input_TD, get_gradient_edge(output), dlosses_T, batch.input_ids_T, store
-        )
-        return None if self.has_head else output.detach().contiguous()
+        input_TD = self._embedded(read).detach().requires_grad_()
+        output = self._output(read, input_TD, store)
+        scale = read.loss_scale
+        dlosses_T = torch.full_like(output, scale, requires_grad=False) if self.has_head else None
+        return output, _Graph(input_TD, get_gradient_edge(output), dlosses_T, store)
 
     def loss_of(self, key: tuple[int, int]) -> float:
         """Summed cross-entropy of a forwarded micro-batch, unscaled, added in fp64.
@@ -117,14 +138,15 @@ class DecoderStage:
         kept, unchanged, until W.
         """
         assert (dy_TD is None) == self.has_head, f"{key}: wrong kind of output gradient"
-        done = self._forwarded.pop(key)
-        doutput = done.dlosses_T if dy_TD is None else dy_TD
+        read = self._inputs.pop(key)
+        graph = self._recorded(read)[1] if self.options.recompute else self._graphs.pop(key)
+        doutput = graph.dlosses_T if dy_TD is None else dy_TD
         assert doutput is not None
-        (dx_TD,) = torch.autograd.grad((done.output,), (done.input_TD,), (doutput,))
-        self._awaiting_weights[key] = done.store
+        (dx_TD,) = torch.autograd.grad((graph.output,), (graph.input_TD,), (doutput,))
+        self._awaiting_weights[key] = graph.store
         if not self.has_embedding:
             return dx_TD.contiguous()
-        done.store.push(EmbeddingEntry(EMBEDDING, done.input_ids_T, dx_TD, self._vocab_size))
+        graph.store.push(self._decoder.embedding_entry(read.batch, dx_TD))
         return None
 
     def backward_weight(self, key: tuple[int, int]) -> dict[str, Tensor]:
@@ -137,6 +159,7 @@ class DecoderStage:
 
     def discard_all(self) -> None:
         """Drop everything of every micro-batch, as after an aborted iteration."""
-        self._forwarded.clear()
+        self._inputs.clear()
+        self._graphs.clear()
         self._awaiting_weights.clear()
         self._losses.clear()

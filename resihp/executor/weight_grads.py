@@ -5,7 +5,8 @@ and pushes an entry here; `WeightGradStore.compute` turns the entries into weigh
 and lets each entry go as soon as it is used (the B/W split of zero-bubble pipelines,
 Qi et al. 2024).
 
-Shapes: T tokens of a micro-batch, D hidden size, I inputs and O outputs of a linear, V vocabulary.
+Shapes: T tokens of a micro-batch, D hidden size, I inputs and O outputs of a linear, V rows
+of the embedding on this member.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["EmbeddingEntry", "LinearEntry", "NormEntry", "WeightGradEntry", "WeightGradStore"]
+from resihp.executor.precision import wide
+
+__all__ = [
+    "BiasEntry",
+    "EmbeddingEntry",
+    "LinearEntry",
+    "NormEntry",
+    "WeightGradEntry",
+    "WeightGradStore",
+]
 
 
 class WeightGradEntry(Protocol):
@@ -27,7 +37,7 @@ class WeightGradEntry(Protocol):
         ...
 
     def compute(self) -> Tensor:
-        """The gradient of the weight, a new tensor of the weight's local shape."""
+        """The gradient of the weight, a new tensor of the weight's local shape, at least fp32."""
         ...
 
 
@@ -40,7 +50,18 @@ class LinearEntry(NamedTuple):
 
     def compute(self) -> Tensor:
         """dW, shape (O, I)."""
-        return self.dy_TO.t() @ self.x_TI
+        return wide(self.dy_TO.t() @ self.x_TI)
+
+
+class BiasEntry(NamedTuple):
+    """y = x Wᵀ + b: db is the sum over tokens of dy."""
+
+    name: str
+    dy_TO: Tensor
+
+    def compute(self) -> Tensor:
+        """db, shape (O,)."""
+        return wide(self.dy_TO).sum(0)
 
 
 class NormEntry(NamedTuple):
@@ -53,21 +74,26 @@ class NormEntry(NamedTuple):
 
     def compute(self) -> Tensor:
         """dw, shape (D,)."""
-        return (self.x_TD * self.rrms_T1).mul_(self.dy_TD).sum(0)
+        return (wide(self.x_TD) * self.rrms_T1).mul_(self.dy_TD).sum(0)
 
 
 class EmbeddingEntry(NamedTuple):
-    """x = E[ids]: dE gathers the rows of dx by token."""
+    """x = E[ids]: dE gathers the rows of dx by token, of the tokens whose rows are here."""
 
     name: str
     input_ids_T: Tensor
     dx_TD: Tensor
-    vocab_size: int
+    first_row: int
+    num_rows: int
 
     def compute(self) -> Tensor:
-        """dE, shape (V, D)."""
-        grad_VD = self.dx_TD.new_zeros(self.vocab_size, self.dx_TD.shape[1])
-        return grad_VD.index_add_(0, self.input_ids_T, self.dx_TD)
+        """dE, shape (V, D) with V rows from `first_row` on."""
+        dx_TD, rows_T = wide(self.dx_TD), self.input_ids_T - self.first_row
+        is_here_T = (rows_T >= 0) & (rows_T < self.num_rows)
+        # One row more takes what belongs elsewhere: selecting tokens would wait for the device.
+        grad_VD = dx_TD.new_zeros(self.num_rows + 1, dx_TD.shape[1])
+        grad_VD.index_add_(0, rows_T.where(is_here_T, self.num_rows), dx_TD)
+        return grad_VD[: self.num_rows]
 
 
 class WeightGradStore:

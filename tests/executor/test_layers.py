@@ -8,8 +8,12 @@ from reference import dense_attention
 from reference import rotate as plain_rotate
 
 from resihp.executor.attention import document_attention
-from resihp.executor.layers import linear, rms_norm, rope_table, rotate, swiglu
+from resihp.executor.layers import Bias, linear, rms_norm, rotate, swiglu
+from resihp.executor.rope import rope_of, rope_table
 from resihp.executor.weight_grads import EmbeddingEntry, LinearEntry, WeightGradStore
+
+RUNS = [(0, 1), (1, 2), (3, 2)]
+"""First row and number of rows of each member of three, of a table of five."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +37,20 @@ def test_linear_gradients_are_numeric_ones():
     torch.testing.assert_close(store.compute()["w"], expected)
 
 
+def test_bias_gradients_are_numeric_ones():
+    """A linear with a bias: dx by finite differences, dW and db by autograd on the formula."""
+    x_TI, w_OI, b_O = leaf(5, 3), leaf(4, 3), leaf(4)
+    bias = Bias("b", b_O.detach())
+    assert torch.autograd.gradcheck(
+        lambda x: linear(x, w_OI.detach(), "w", WeightGradStore(), bias=bias), (x_TI,)
+    )
+    store = WeightGradStore()
+    linear(x_TI, w_OI.detach(), "w", store, bias=bias).square().sum().backward()
+    expected = torch.autograd.grad((x_TI @ w_OI.t() + b_O).square().sum(), (w_OI, b_O))
+    grads = store.compute()
+    torch.testing.assert_close((grads["w"], grads["b"]), expected)
+
+
 def test_rms_norm_gradients_are_numeric_ones():
     """dx by finite differences, dw by autograd on the formula."""
     x_TD, w_D = leaf(5, 6), leaf(6)
@@ -53,7 +71,7 @@ def test_swiglu_gradients_are_numeric_ones():
 
 def test_rotation_gradients_are_numeric_ones():
     """B turns the gradient back by the same angles."""
-    cos_T1e, sin_T1e = rope_table(torch.arange(5), 4, 100.0, torch.float64)
+    cos_T1e, sin_T1e = rope_table(torch.arange(5), rope_of(4, 100.0))
     assert torch.autograd.gradcheck(lambda x: rotate(x, cos_T1e, sin_T1e), (leaf(5, 2, 4),))
 
 
@@ -61,7 +79,7 @@ def test_rotation_pairs_the_halves_of_a_head():
     """The pairing of Hugging Face's LLaMA: channel i with channel i + E/2."""
     positions_T = torch.tensor([0, 1, 2, 0, 1])
     x_THE = torch.randn(5, 2, 8)
-    cos_T1e, sin_T1e = rope_table(positions_T, 8, 10000.0, torch.float32)
+    cos_T1e, sin_T1e = rope_table(positions_T, rope_of(8, 10000.0))
     assert torch.equal(rotate(x_THE, cos_T1e, sin_T1e), plain_rotate(x_THE, positions_T, 10000.0))
 
 
@@ -71,7 +89,7 @@ def test_scores_depend_on_relative_positions_only():
 
     def score(at_q: int, at_k: int) -> torch.Tensor:
         turned = [
-            rotate(x, *rope_table(torch.tensor([at]), 8, 10000.0, torch.float64))
+            rotate(x, *rope_table(torch.tensor([at]), rope_of(8, 10000.0)))
             for x, at in ((q, at_q), (k, at_k))
         ]
         return (turned[0] * turned[1]).sum()
@@ -96,8 +114,16 @@ def test_document_attention_equals_the_dense_masked_form(cu_seqlens, num_kv_head
 def test_embedding_gradient_adds_the_rows_of_equal_tokens():
     """A token that occurs twice gets both rows, one that does not occur gets zero."""
     dx_TD = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
-    grad_VD = EmbeddingEntry("e", torch.tensor([2, 0, 2]), dx_TD, 4).compute()
+    grad_VD = EmbeddingEntry("e", torch.tensor([2, 0, 2]), dx_TD, 0, 4).compute()
     assert grad_VD.tolist() == [[10.0, 20.0], [0.0, 0.0], [101.0, 202.0], [0.0, 0.0]]
+
+
+def test_members_of_a_cut_embedding_have_the_gradient_of_their_rows():
+    """Rows that lie elsewhere are added nowhere, and those here get the bits of the whole."""
+    ids_T, dx_TD = torch.tensor([2, 0, 2, 4]), torch.randn(4, 2)
+    whole_VD = EmbeddingEntry("e", ids_T, dx_TD, 0, 5).compute()
+    parts = [EmbeddingEntry("e", ids_T, dx_TD, first, rows).compute() for first, rows in RUNS]
+    assert torch.equal(torch.cat(parts), whole_VD)
 
 
 def test_a_store_is_empty_after_w_and_refuses_a_weight_used_twice():

@@ -25,7 +25,7 @@ from cases import (
 from reference import loss_and_grads
 
 from resihp.executor.layouts import local_shard
-from resihp.executor.llama import EMBEDDING
+from resihp.executor.llama import FINAL_NORM
 
 PARTITIONS = [WHOLE, [(0, 1), (2, 3)], [(0, 0), (1, 1), (2, 2), (3, 3)], [(0, 2), (3, 3)]]
 
@@ -96,13 +96,13 @@ def test_tensor_parallel_gradients_are_the_shards_of_the_whole(batches, partitio
 
 
 def test_replicated_gradients_have_the_same_bits_on_all_members(batches):
-    """Norms, embedding and head need no exchange inside a TP group."""
+    """Norms need no exchange inside a TP group."""
     results = ThreadGroup(2).run(lambda tp: run(stages_of(WHOLE, tp), batches[0]))
     first, second = (
         {name: grad for name, grad in grads.items() if TINY_MODEL.layout(name).dim is None}
         for _, grads in results
     )
-    assert EMBEDDING in first
+    assert FINAL_NORM in first
     assert_same_bits(first, second)
 
 

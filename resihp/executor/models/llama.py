@@ -1,4 +1,4 @@
-"""LLaMA as a `Model`: the tensors of its Hugging Face checkpoint, and stages of its decoder."""
+"""LLaMA and Qwen2.5 as a `Model`: the tensors of their checkpoints, and stages of their decoder."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ __all__ = ["Llama"]
 
 
 class Llama:
-    """A LLaMA decoder with an untied head.
+    """A LLaMA decoder, or one of Qwen2.5, with the names of the Hugging Face checkpoint.
 
-    q, k, v, gate and up are cut by rows (whole heads, single columns of the feed-forward), o and
-    down by columns of the same units; the rest is whole on every member.
+    q, k, v, gate and up are cut by rows (whole heads, single columns of the feed-forward), their
+    biases too, o and down by columns of the same units, and both tables by rows of the vocabulary;
+    the rest is whole on every member. A tied head is a tensor of its own that stays equal to the
+    embedding.
     """
-
-    tied: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, config: LlamaConfig) -> None:
         self.config = config
         self.num_layers = config.num_hidden_layers
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
+        self.tied = ((EMBEDDING, HEAD),) if config.tie_word_embeddings else ()
         self._of_layer = _layer_layouts(config)
-        table = TensorLayout((config.vocab_size, config.hidden_size), None, 1)
+        table = TensorLayout((config.vocab_size, config.hidden_size), 0, config.vocab_size)
         norm = TensorLayout((config.hidden_size,), None, 1)
         self._outside = {EMBEDDING: table, FINAL_NORM: norm, HEAD: table}
 
@@ -65,10 +66,11 @@ class Llama:
         return self._of_layer[name.split(".", 3)[3]]
 
     def initial(self, name: str, seed: int) -> Tensor:
-        """The whole tensor, fp32 on CPU: ones for norms, else N(0, initializer_range²)."""
+        """The whole tensor, fp32 on CPU: N(0, initializer_range²), norms one and biases zero."""
         shape = self.layout(name).shape
         if len(shape) == 1:
-            return torch.ones(shape)
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+        name = EMBEDDING if name == HEAD and self.tied else name
         generator = torch.Generator().manual_seed(keyed_seed("init", seed, name))
         spread = self.config.initializer_range
         return torch.empty(shape).normal_(0.0, spread, generator=generator)
@@ -93,16 +95,31 @@ def _layer_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     width = head_dim(config)
     norm = TensorLayout((hidden,), None, 1)
-    key_value = TensorLayout((kv_heads * width, hidden), 0, kv_heads)
-    wide = TensorLayout((ffn, hidden), 0, ffn)
+    projections = {
+        "q_proj": TensorLayout((heads * width, hidden), 0, heads),
+        "k_proj": TensorLayout((kv_heads * width, hidden), 0, kv_heads),
+        "v_proj": TensorLayout((kv_heads * width, hidden), 0, kv_heads),
+        "o_proj": TensorLayout((hidden, heads * width), 1, heads),
+    }
+    biased = ["q_proj", "k_proj", "v_proj"] if config.qkv_bias else []
+    biased += ["o_proj"] if config.output_bias else []
+    attention: dict[str, TensorLayout] = {}
+    for module, layout in projections.items():
+        attention[f"self_attn.{module}.weight"] = layout
+        if module in biased:
+            attention[f"self_attn.{module}.bias"] = _bias_of(layout)
+    columns = TensorLayout((ffn, hidden), 0, ffn)
     return {
         "input_layernorm.weight": norm,
-        "self_attn.q_proj.weight": TensorLayout((heads * width, hidden), 0, heads),
-        "self_attn.k_proj.weight": key_value,
-        "self_attn.v_proj.weight": key_value,
-        "self_attn.o_proj.weight": TensorLayout((hidden, heads * width), 1, heads),
+        **attention,
         "post_attention_layernorm.weight": norm,
-        "mlp.gate_proj.weight": wide,
-        "mlp.up_proj.weight": wide,
+        "mlp.gate_proj.weight": columns,
+        "mlp.up_proj.weight": columns,
         "mlp.down_proj.weight": TensorLayout((hidden, ffn), 1, ffn),
     }
+
+
+def _bias_of(weight: TensorLayout) -> TensorLayout:
+    """Cut as the rows of its weight are."""
+    shape = weight.shape[:1]
+    return TensorLayout(shape, 0, weight.units) if weight.dim == 0 else TensorLayout(shape, None, 1)
