@@ -18,12 +18,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from itertools import islice
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
-from resihp.errors import AuthError, FrameError
+from resihp.errors import AuthError, FrameError, GenerationClosed, PeerLost
 from resihp.executor.flat import bytes_of
+from resihp.executor.stream import Event
 from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Challenge, Identity, Proof, ServerHandshake
 from resihp.wire.channel import connect_handshake
@@ -185,6 +187,13 @@ class Incoming(asyncio.BufferedProtocol):
             self._expect(bytes_of(torch.empty(num_bytes, dtype=torch.uint8)), whole)
 
 
+class _Piece(NamedTuple):
+    """Memory to write, and what happens when it is written (None: nothing)."""
+
+    data: memoryview
+    sent: Event | None
+
+
 class Outgoing:
     """The sending end, over a connected non-blocking socket that it owns."""
 
@@ -192,55 +201,80 @@ class Outgoing:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._waiting: deque[memoryview] = deque()
-        self._closed = False
+        self._waiting: deque[_Piece] = deque()
+        self._error: BaseException | None = None
         self._watched = False
 
-    def post(self, header: bytes, payload: memoryview) -> None:
-        """Send a frame, from any thread; returns at once. After `close` it is dropped.
+    def post(self, header: bytes, payload: memoryview, sent: Event) -> None:
+        """Send a frame, from any thread; returns at once.
 
-        A part that the kernel does not take now is sent later from where it lies.
+        A part that the kernel does not take now is sent later from where it lies. `sent` happens
+        when all of it is written, or fails where it cannot be.
         """
         with self._lock:
-            if self._closed:
-                return
             behind = bool(self._waiting)
-            self._waiting.append(memoryview(header))
             if len(payload):
-                self._waiting.append(payload)
-            if behind or self._write():
-                return
-        self._loop.call_soon_threadsafe(self._watch)
+                self._waiting.append(_Piece(memoryview(header), None))
+                self._waiting.append(_Piece(payload, sent))
+            else:
+                self._waiting.append(_Piece(memoryview(header), sent))
+            done = [] if behind else self._write()
+            watch = not behind and bool(self._waiting)
+        self._tell(done)
+        if watch:
+            self._loop.call_soon_threadsafe(self._watch)
 
-    def _write(self) -> bool:
-        """Write what the kernel takes; whether nothing is left to write."""
+    def _write(self) -> list[Event]:
+        """Write what the kernel takes; what happens now. The lock is held."""
         waiting = self._waiting
+        if self._error is not None:
+            return self._drop()
+        done: list[Event] = []
         try:
             while waiting:
-                pieces = [waiting[i] for i in range(min(len(waiting), _MOST_PIECES))]
-                num_sent = self._socket.sendmsg(pieces)
-                while waiting and num_sent >= len(waiting[0]):
-                    num_sent -= len(waiting.popleft())
+                batch = [piece.data for piece in islice(waiting, _MOST_PIECES)]
+                num_sent = self._socket.sendmsg(batch)
+                while waiting and num_sent >= len(waiting[0].data):
+                    piece = waiting.popleft()
+                    num_sent -= len(piece.data)
+                    if piece.sent is not None:
+                        done.append(piece.sent)
                 if num_sent:
-                    waiting[0] = waiting[0][num_sent:]
+                    waiting[0] = waiting[0]._replace(data=waiting[0].data[num_sent:])
         except BlockingIOError:
-            return False
-        except OSError:
-            waiting.clear()  # the peer is gone, which its supervisor reports
-            self._closed = True
-        return True
+            pass
+        except OSError as error:
+            self._error = PeerLost("the connection broke")
+            self._error.__cause__ = error
+            done += self._drop()
+        return done
+
+    def _drop(self) -> list[Event]:
+        dropped = [piece.sent for piece in self._waiting if piece.sent is not None]
+        self._waiting.clear()
+        return dropped
+
+    def _tell(self, events: list[Event]) -> None:
+        """What happened with frames, not under the lock: somebody may post in reply."""
+        for event in events:
+            if self._error is None:
+                event.set()
+            else:
+                event.fail(self._error)
 
     def _watch(self) -> None:
         """Write on when the kernel takes more."""
         with self._lock:
-            if self._socket.fileno() >= 0 and self._waiting and not self._watched:
+            if self._waiting and not self._watched:
                 self._watched = True
                 self._loop.add_writer(self._socket.fileno(), self._writable)
 
     def _writable(self) -> None:
         with self._lock:
-            if self._write():
+            done = self._write()
+            if not self._waiting:
                 self._unwatch()
+        self._tell(done)
 
     def _unwatch(self) -> None:
         if self._watched:
@@ -248,12 +282,13 @@ class Outgoing:
             self._loop.remove_writer(self._socket.fileno())
 
     def close(self) -> None:
-        """Close the connection; what is not sent is dropped. On the event loop's thread."""
+        """Close the connection: what is not sent fails. On the event loop's thread."""
         with self._lock:
-            self._closed = True
-            self._waiting.clear()
+            self._error = GenerationClosed("the generation is over")
+            dropped = self._drop()
             self._unwatch()
             self._socket.close()
+        self._tell(dropped)
 
 
 # --- opening

@@ -15,18 +15,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from resihp.errors import AuthError, GenerationClosed, PeerLost, WireError
+from resihp.errors import AuthError, CommError, GenerationClosed, PeerLost, WireError
+from resihp.executor.device.interface import Tag
 from resihp.executor.flat import bytes_of
 from resihp.executor.link import FRAME, Incoming, Outgoing, listen_locally, open_link
 from resihp.executor.stream import Event
 from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
 
-__all__ = ["STATE", "Tag", "Transport"]
+__all__ = ["Transport"]
 
 MAX_UNCLAIMED_BYTES = 1 << 30
 """How much a peer may send ahead of our receives before it is taken for broken."""
@@ -34,19 +34,9 @@ RETRY_S = 0.01
 """Pause before a peer that has not begun the generation yet is asked again."""
 
 
-class Tag(NamedTuple):
-    """What a payload is. `kind` is an `Op` number, or STATE for resharding."""
-
-    kind: int
-    step: int
-    home: int
-    stage: int
-    microbatch: int
-    chunk: int
-
-
-STATE = 255
-"""`Tag.kind` of a piece of state; every other kind is the number of an `Op`."""
+class _Claim(NamedTuple):
+    event: Event
+    num_bytes: int
 
 
 class _Mailbox:
@@ -57,28 +47,35 @@ class _Mailbox:
         self._generation = generation
         self._lock = threading.Lock()
         self._arrived: dict[tuple[int, ...], memoryview] = {}
-        self._waiting: dict[tuple[int, ...], Event] = {}
+        self._claims: dict[tuple[int, ...], _Claim] = {}
         self._lost: BaseException | None = None
         self._unclaimed_bytes = 0
         self.link: Incoming | None = None
 
-    def claim(self, tag: Tag) -> Event:
-        """An event for the payload under `tag`; from any thread."""
-        event = Event()
+    def claim(self, tag: Tag, num_bytes: int) -> Event:
+        """An event for the payload under `tag`, which is due once; from any thread."""
+        claim = _Claim(Event(), num_bytes)
         with self._lock:
             payload = self._arrived.pop(tag, None)
             if payload is not None:
                 self._unclaimed_bytes -= len(payload)
             elif self._lost is None:
-                assert tag not in self._waiting, f"{tag} is asked for twice"
-                self._waiting[tag] = event
-                return event
+                assert tag not in self._claims, f"{tag} is asked for twice"
+                self._claims[tag] = claim
+                return claim.event
         if payload is not None:
-            event.set(payload)
+            self._hand_over(claim, payload)
         else:
             assert self._lost is not None
-            event.fail(self._lost)
-        return event
+            claim.event.fail(self._lost)
+        return claim.event
+
+    def _hand_over(self, claim: _Claim, payload: memoryview) -> None:
+        if len(payload) == claim.num_bytes:
+            claim.event.set(payload)
+        else:
+            size = f"{len(payload)} bytes came, not {claim.num_bytes}"
+            claim.event.fail(CommError(f"from rank {self._peer}: {size}"))
 
     def allow(self, header: tuple[int, ...]) -> None:
         generation, num_bytes = header[0], header[-1]
@@ -90,14 +87,14 @@ class _Mailbox:
     def deliver(self, header: tuple[int, ...], payload: memoryview) -> None:
         tag = header[1:-1]
         with self._lock:
-            event = self._waiting.pop(tag, None)
-            if event is None:
+            claim = self._claims.pop(tag, None)
+            if claim is None:
                 if tag in self._arrived:
                     raise AuthError(f"second payload under {Tag(*tag)}")
                 self._arrived[tag] = payload
                 self._unclaimed_bytes += len(payload)
-        if event is not None:
-            event.set(payload)
+        if claim is not None:
+            self._hand_over(claim, payload)
 
     def fail(self, cause: BaseException) -> None:
         lost = PeerLost(f"the connection from rank {self._peer} broke")
@@ -107,9 +104,9 @@ class _Mailbox:
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._lost = error
-            waiting, self._waiting = self._waiting, {}
-        for event in waiting.values():
-            event.fail(error)
+            claims, self._claims = self._claims, {}
+        for claim in claims.values():
+            claim.event.fail(error)
 
     def close(self) -> None:
         """The generation is over."""
@@ -122,7 +119,8 @@ class Transport:
     """All connections of one executor.
 
     `open` listens on this host for the life of the process; `begin` and `end` bracket one
-    generation. `send` and `receive` are for any thread, everything else for the event loop's.
+    generation. It is the `Wire` of a CPU device. `send` and `receive` are for any thread,
+    everything else for the event loop's.
     """
 
     def __init__(self, job: str, rank: int, *, timeout_s: float) -> None:
@@ -131,7 +129,7 @@ class Transport:
         self._timeout_s = timeout_s
         self._generation = 0
         self._key = b""
-        self._ports: dict[int, int] = {}
+        self._ports: Mapping[int, int] = {}
         self._mailboxes: dict[int, _Mailbox] = {}
         self._links: dict[int, Outgoing] = {}
         self._strangers: set[Incoming] = set()
@@ -149,7 +147,7 @@ class Transport:
             self._servers.append(await loop.create_unix_server(self._stranger, sock=local))
         return port
 
-    def begin(self, generation: int, key: bytes, ports: dict[int, int]) -> None:
+    def begin(self, generation: int, key: bytes, ports: Mapping[int, int]) -> None:
         """Start a generation: from now on its peers (all of `ports`) may connect."""
         self.end()
         self._mailboxes = {peer: _Mailbox(peer, generation) for peer in ports}
@@ -200,7 +198,7 @@ class Transport:
                 raise _not_accepted(peer, generation) from error
         raise GenerationClosed("the generation is over")
 
-    async def _connect_once(self, peer: int, ports: dict[int, int]) -> None:
+    async def _connect_once(self, peer: int, ports: Mapping[int, int]) -> None:
         identity = Identity(self._job, "executor", self._rank, self._generation)
         link = await open_link(ports[peer], self._key, identity, timeout_s=self._timeout_s)
         if self._ports is not ports:
@@ -208,27 +206,42 @@ class Transport:
             raise GenerationClosed("the generation is over")
         self._links[peer] = link
 
-    def send(self, peer: int, tag: Tag, tensor: Tensor) -> None:
-        """Post `tensor` (contiguous, on CPU) to `peer`, from any thread; returns at once.
+    def send(
+        self, peer: int, tag: Tag, source: Event, cut: Callable[[Any], Any] | None = None
+    ) -> Event:
+        """Post `cut(result of source)`, a contiguous CPU tensor, as soon as `source` happens.
 
-        The tensor must not change until it is sent; nothing here copies it before that.
+        The thread that makes `source` happen writes it, as much as the kernel takes at once.
+        Nothing is copied: the tensor must not change until the returned event. See `Wire.send`.
         """
-        link = self._links.get(peer)
+        sent = Event()
+        link, generation = self._links.get(peer), self._generation
         if link is None:
-            return  # the generation is over: our receives fail by themselves
-        payload = bytes_of(tensor)
-        link.post(FRAME.pack(self._generation, *tag, len(payload)), payload)
+            sent.fail(GenerationClosed("the generation is over"))
+            return sent
+
+        def post(source: Event) -> None:
+            try:
+                result = source.wait()
+                payload = bytes_of(result if cut is None else cut(result))
+            except BaseException as error:  # the event carries it
+                sent.fail(error)
+                return
+            link.post(FRAME.pack(generation, *tag, len(payload)), payload, sent)
+
+        source.when_done(post)
+        return sent
 
     # --- receiving
 
-    def receive(self, peer: int, tag: Tag) -> Event:
-        """An event whose result is the payload (its bytes) that `peer` sends under `tag`."""
+    def receive(self, peer: int, tag: Tag, num_bytes: int) -> Event:
+        """An event whose result is the payload (a writable memoryview); see `Wire.receive`."""
         mailbox = self._mailboxes.get(peer)
         if mailbox is None:
             event = Event()
             event.fail(GenerationClosed("the generation is over"))
             return event
-        return mailbox.claim(tag)
+        return mailbox.claim(tag, num_bytes)
 
     def _stranger(self) -> Incoming:
         link = Incoming(self, timeout_s=self._timeout_s)

@@ -19,10 +19,11 @@ from resihp.compiler import initial_plan
 from resihp.compiler.adapt import adapt
 from resihp.errors import CommError, NoFeasiblePlan, PeerLost
 from resihp.executor.adamw import AdamW
+from resihp.executor.device.interface import Tag
 from resihp.executor.reshard import Resharding, state_targets
 from resihp.executor.state import Holding, shard_hashes
-from resihp.executor.stream import ThreadStream
-from resihp.executor.transport import Tag, Transport
+from resihp.executor.stream import Event, ThreadStream
+from resihp.executor.transport import Transport
 from resihp.ir.expand import expand
 from resihp.ir.model import Batch, Group, GroupName, LayerRange, Mesh, Move, Plan, Reshard
 from resihp.ir.program import Program
@@ -312,8 +313,10 @@ async def receive_alone(payload: Tensor | None) -> BaseException:
     if payload is None:
         source.end()
     else:
+        made = Event()
+        made.set(payload)
         for number in range(len(resharding.moves)):
-            source.send(2, Tag(255, number, 0, 0, 0, 0), payload)
+            source.send(2, Tag(255, number, 0, 0, 0, 0), made)
     try:
         async with asyncio.timeout(FAR_S):
             (error,) = await asyncio.gather(running, return_exceptions=True)
@@ -330,7 +333,7 @@ async def test_a_piece_of_a_wrong_size_is_refused():
     """Rather than read as something else."""
     error = await receive_alone(torch.ones(3))
     assert isinstance(error, CommError)
-    assert str(error).startswith("rank 1 sent 12 bytes of layer 0, expected ")
+    assert "12 bytes came, not " in str(error)
 
 
 @pytest.mark.asyncio

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from resihp.errors import AuthError, GenerationClosed, PeerLost
 from resihp.executor import transport as module
+from resihp.executor.device.interface import STATE, Tag
 from resihp.executor.stream import Event
-from resihp.executor.transport import LOOPBACK, STATE, Tag, Transport
+from resihp.executor.transport import LOOPBACK, Transport
 from resihp.wire.auth import Identity
 from resihp.wire.channel import connect_handshake
 
@@ -54,7 +55,14 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def tag(number: int = 0, *, chunk: int = 0, step: int = 0) -> Tag:
-    return Tag(kind=5, step=step, home=0, stage=0, microbatch=number, chunk=chunk)
+    return Tag(kind=5, step=step, stage=0, home=0, microbatch=number, chunk=chunk)
+
+
+def made(tensor: Tensor) -> Event:
+    """An event that brought `tensor` already."""
+    event = Event()
+    event.set(tensor)
+    return event
 
 
 def floats(event_result: memoryview) -> list[float]:
@@ -115,8 +123,8 @@ async def test_a_tensor_arrives_with_its_bits(shape: tuple[int, ...]):
     """Any size, from nothing to more than all buffers hold."""
     async with transports(2) as (a, b):
         sent = torch.randn(shape)
-        a.send(1, tag(), sent)
-        payload = await outcome(b.receive(0, tag()))
+        a.send(1, tag(), made(sent))
+        payload = await outcome(b.receive(0, tag(), 4 * sent.numel()))
         assert payload == sent.numpy().tobytes()
 
 
@@ -135,9 +143,9 @@ async def test_messages_are_found_by_tag_not_by_order():
             Tag(STATE, 1 << 20, 0, 0, 0, 0),
         ]
         for number, each in enumerate(tags):
-            a.send(1, each, torch.tensor([float(number)]))
+            a.send(1, each, made(torch.tensor([float(number)])))
         for number, each in reversed(list(enumerate(tags))):
-            payload = await outcome(b.receive(0, each))
+            payload = await outcome(b.receive(0, each, 4))
             assert isinstance(payload, memoryview)
             assert floats(payload) == [number]
 
@@ -146,11 +154,11 @@ async def test_messages_are_found_by_tag_not_by_order():
 async def test_a_message_may_come_before_or_after_its_receive():
     """Both meet under the tag."""
     async with transports(2) as (a, b):
-        early = b.receive(0, tag(1))
-        a.send(1, tag(2), torch.tensor([2.0]))
-        a.send(1, tag(1), torch.tensor([1.0]))
+        early = b.receive(0, tag(1), 4)
+        a.send(1, tag(2), made(torch.tensor([2.0])))
+        a.send(1, tag(1), made(torch.tensor([1.0])))
         assert await outcome(early) == torch.tensor([1.0]).numpy().tobytes()
-        late = b.receive(0, tag(2))  # sent before tag 1, so it is here
+        late = b.receive(0, tag(2), 4)  # sent before tag 1, so it is here
         assert late.done
         assert late.wait() == torch.tensor([2.0]).numpy().tobytes()
 
@@ -159,9 +167,9 @@ async def test_a_message_may_come_before_or_after_its_receive():
 async def test_a_tag_names_a_message_of_one_peer():
     """The same tag from another peer is another message."""
     async with transports(3) as (a, b, c):
-        from_a, from_b = c.receive(0, tag()), c.receive(1, tag())
-        b.send(2, tag(), torch.tensor([1.0]))
-        a.send(2, tag(), torch.tensor([0.0]))
+        from_a, from_b = c.receive(0, tag(), 4), c.receive(1, tag(), 4)
+        b.send(2, tag(), made(torch.tensor([1.0])))
+        a.send(2, tag(), made(torch.tensor([0.0])))
         for number, event in enumerate((from_a, from_b)):
             payload = await outcome(event)
             assert isinstance(payload, memoryview)
@@ -173,11 +181,11 @@ async def test_any_thread_may_receive():
     """Streams ask for their inputs themselves."""
     async with transports(2) as (a, b):
         results: list[object] = []
-        thread = threading.Thread(target=lambda: results.append(b.receive(0, tag()).wait()))
+        thread = threading.Thread(target=lambda: results.append(b.receive(0, tag(), 4).wait()))
         thread.start()
-        a.send(1, tag(), torch.ones(3))
+        a.send(1, tag(), made(torch.ones(1)))
         await asyncio.to_thread(thread.join, FAR_S)
-        assert results == [torch.ones(3).numpy().tobytes()]
+        assert results == [torch.ones(1).numpy().tobytes()]
 
 
 @on_both_loops
@@ -189,9 +197,12 @@ async def test_many_messages_cross_both_ways_at_once():
         for n in range(40):
             for me in (0, 1):
                 sent[me, n] = torch.full((size,), float(n + 100 * me))
-                ranks[me].send(1 - me, tag(n), sent[me, n])
+                ranks[me].send(1 - me, tag(n), made(sent[me, n]))
         for (me, n), tensor in reversed(sent.items()):
-            assert await outcome(ranks[1 - me].receive(me, tag(n))) == tensor.numpy().tobytes()
+            assert (
+                await outcome(ranks[1 - me].receive(me, tag(n), 4 * size))
+                == tensor.numpy().tobytes()
+            )
 
 
 @on_both_loops
@@ -202,13 +213,13 @@ async def test_any_thread_may_send():
 
         def post() -> None:
             for number, tensor in enumerate(tensors):
-                a.send(1, tag(number), tensor)
+                a.send(1, tag(number), made(tensor))
 
         thread = threading.Thread(target=post)
         thread.start()
         await asyncio.to_thread(thread.join, FAR_S)
         for number, tensor in enumerate(tensors):
-            assert await outcome(b.receive(0, tag(number))) == tensor.numpy().tobytes()
+            assert await outcome(b.receive(0, tag(number), 4 << 20)) == tensor.numpy().tobytes()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are of Linux")
@@ -229,8 +240,8 @@ async def test_peers_of_one_host_use_a_unix_socket_where_they_can(taken: bool):
         await begin_all([a, b], ports, 1)
         family = a._links[1]._socket.family
         assert family == (socket.AF_INET if taken else socket.AF_UNIX)
-        a.send(1, tag(), torch.ones(2))
-        assert await outcome(b.receive(0, tag())) == torch.ones(2).numpy().tobytes()
+        a.send(1, tag(), made(torch.ones(2)))
+        assert await outcome(b.receive(0, tag(), 8)) == torch.ones(2).numpy().tobytes()
         await a.close()
         await b.close()
 
@@ -242,19 +253,23 @@ async def test_peers_of_one_host_use_a_unix_socket_where_they_can(taken: bool):
 async def test_a_lost_peer_fails_what_is_pending_from_it_and_nothing_else():
     """At once, and also what is asked for later; what arrived before is still there."""
     async with transports(3) as (a, b, c):
-        a.send(2, tag(1), torch.ones(1))
-        first, pending, other = c.receive(0, tag(1)), c.receive(0, tag(2)), c.receive(1, tag(2))
-        a.send(2, tag(3), torch.ones(1))
+        a.send(2, tag(1), made(torch.ones(1)))
+        first, pending, other = (
+            c.receive(0, tag(1), 4),
+            c.receive(0, tag(2), 4),
+            c.receive(1, tag(2), 4),
+        )
+        a.send(2, tag(3), made(torch.ones(1)))
         await outcome(first)
-        await outcome(c.receive(0, tag(3)))
-        a.send(2, tag(4), torch.ones(1))
+        await outcome(c.receive(0, tag(3), 4))
+        a.send(2, tag(4), made(torch.ones(1)))
         await a.close()
         assert isinstance(await error_of(pending), PeerLost)
-        later = c.receive(0, tag(5))
+        later = c.receive(0, tag(5), 4)
         assert later.done
         assert isinstance(later.error, PeerLost)
         assert not other.done
-        b.send(2, tag(2), torch.ones(1))
+        b.send(2, tag(2), made(torch.ones(1)))
         assert await outcome(other) == torch.ones(1).numpy().tobytes()
 
 
@@ -263,7 +278,7 @@ async def test_a_message_cut_by_the_death_of_its_sender_is_lost():
     """Half a tensor is never delivered."""
     async with transports(1, begin=False) as (a,):
         a.begin(1, KEY, {0: 0, 1: 0})
-        pending = a.receive(1, tag())
+        pending = a.receive(1, tag(), 4)
         async with impostor(a, rank=1) as writer:
             writer.write(header(1, tag(), 8) + b"half")
         assert isinstance(await error_of(pending), PeerLost)
@@ -273,10 +288,10 @@ async def test_a_message_cut_by_the_death_of_its_sender_is_lost():
 async def test_the_end_of_a_generation_fails_all_that_is_pending():
     """Not as a lost peer: nobody is to blame."""
     async with transports(2) as (_, b):
-        pending = [b.receive(0, tag(n)) for n in range(5)]
+        pending = [b.receive(0, tag(n), 4) for n in range(5)]
         b.end()
         assert all(event.done for event in pending)
-        pending.append(b.receive(0, tag(9)))
+        pending.append(b.receive(0, tag(9), 4))
         assert all(isinstance(event.error, GenerationClosed) for event in pending)
 
 
@@ -285,8 +300,8 @@ async def test_a_send_after_the_end_is_dropped():
     """Streams may still be at work when the generation ends."""
     async with transports(2) as (a, b):
         a.end()
-        a.send(1, tag(), torch.ones(1))
-        assert isinstance(await error_of(b.receive(0, tag())), PeerLost)
+        a.send(1, tag(), made(torch.ones(1)))
+        assert isinstance(await error_of(b.receive(0, tag(), 4)), PeerLost)
 
 
 @on_both_loops
@@ -294,13 +309,13 @@ async def test_generations_share_nothing():
     """What the old one left unread is not found in the new one, under the same tags."""
     async with transports(2) as ranks:
         a, b = ranks
-        a.send(1, tag(1), torch.tensor([1.0]))
-        a.send(1, tag(2), torch.tensor([1.0]))
-        await outcome(b.receive(0, tag(2)))  # so tag 1 is here, unread
+        a.send(1, tag(1), made(torch.tensor([1.0])))
+        a.send(1, tag(2), made(torch.tensor([1.0])))
+        await outcome(b.receive(0, tag(2), 4))  # so tag 1 is here, unread
         await begin_all(ranks, ports_of(ranks), 2)
-        event = b.receive(0, tag(1))
+        event = b.receive(0, tag(1), 4)
         assert not event.done
-        a.send(1, tag(1), torch.tensor([2.0]))
+        a.send(1, tag(1), made(torch.tensor([2.0])))
         assert await outcome(event) == torch.tensor([2.0]).numpy().tobytes()
 
 
@@ -312,8 +327,8 @@ async def test_generations_follow_each_other_while_messages_fly():
         for generation in range(2, 12):
             await begin_all(ranks, ports, generation)
             for n in range(8):
-                ranks[0].send(1, tag(n), torch.full((1 << 14,), float(generation)))
-            payload = await outcome(ranks[1].receive(0, tag(0)))
+                ranks[0].send(1, tag(n), made(torch.full((1 << 14,), float(generation))))
+            payload = await outcome(ranks[1].receive(0, tag(0), 4 << 14))
             assert isinstance(payload, memoryview)
             assert floats(payload)[0] == generation
 
@@ -335,19 +350,19 @@ async def test_a_peer_that_begins_later_is_waited_for():
         b.begin(1, KEY, ports)
         async with asyncio.timeout(FAR_S):
             await connecting
-        a.send(1, tag(), torch.ones(2))
-        assert await outcome(b.receive(0, tag())) == torch.ones(2).numpy().tobytes()
+        a.send(1, tag(), made(torch.ones(1)))
+        assert await outcome(b.receive(0, tag(), 4)) == torch.ones(1).numpy().tobytes()
 
 
 @on_both_loops
 async def test_connecting_twice_is_connecting_once():
     """A pipeline neighbour may also be the target of state."""
     async with transports(2) as (a, b):
-        pending = b.receive(0, tag())
+        pending = b.receive(0, tag(), 4)
         await a.connect({1})
-        a.send(1, tag(), torch.ones(2))
-        assert await outcome(pending) == torch.ones(2).numpy().tobytes()
-        assert not b.receive(0, tag(1)).done
+        a.send(1, tag(), made(torch.ones(1)))
+        assert await outcome(pending) == torch.ones(1).numpy().tobytes()
+        assert not b.receive(0, tag(1), 4).done
 
 
 @on_both_loops
@@ -380,12 +395,12 @@ async def test_who_does_not_belong_to_the_generation_is_refused(
         generation = 3 if key != KEY else generation
         await begin_all(ranks, ports, 3)
         stranger.begin(generation, key, ports)
-        pending = ranks[0].receive(1, tag())
+        pending = ranks[0].receive(1, tag(), 4)
         with pytest.raises(ExceptionGroup) as caught:
             await stranger.connect({0})
         assert [type(error) for error in caught.value.exceptions] == [PeerLost]
         assert not pending.done
-        ranks[1].send(0, tag(), torch.ones(1))
+        ranks[1].send(0, tag(), made(torch.ones(1)))
         await outcome(pending)
 
 
@@ -406,7 +421,7 @@ async def test_nobody_gets_in_between_two_generations():
     async with transports(2) as (a, b):
         b.end()
         assert isinstance(await handshake_error(b, rank=0, generation=1), AuthError)
-        assert isinstance(b.receive(0, tag()).error, GenerationClosed)
+        assert isinstance(b.receive(0, tag(), 4).error, GenerationClosed)
         a.end()
 
 
@@ -449,7 +464,7 @@ async def test_connecting_after_the_end_is_no_lost_peer():
 async def test_garbage_from_a_stranger_disturbs_nobody():
     """Unauthenticated bytes reach no mailbox."""
     async with transports(2) as (a, b):
-        pending = b.receive(0, tag())
+        pending = b.receive(0, tag(), 4)
         for garbage in (b"\xff" * 100, b"\x00\x00\x00\x01x", header(1, tag(), 4) + b"abcd"):
             reader, writer = await asyncio.open_connection(LOOPBACK, port_of(b))
             writer.write(garbage)
@@ -457,7 +472,7 @@ async def test_garbage_from_a_stranger_disturbs_nobody():
                 assert await reader.read() == b""  # refused
             writer.close()
         assert not pending.done
-        a.send(1, tag(), torch.ones(1))
+        a.send(1, tag(), made(torch.ones(1)))
         await outcome(pending)
 
 
@@ -497,7 +512,7 @@ async def test_a_payload_of_another_generation_breaks_the_connection():
     """Each frame carries its generation, not only the handshake."""
     async with transports(1, begin=False) as (a,):
         a.begin(2, KEY, {0: 0, 1: 0})
-        pending = a.receive(1, tag())
+        pending = a.receive(1, tag(), 4)
         async with impostor(a, rank=1, generation=2) as writer:
             writer.write(header(1, tag(), 4) + b"abcd")
             error = await error_of(pending)
@@ -510,7 +525,7 @@ async def test_a_second_payload_under_one_tag_breaks_the_connection():
     """One of them would have to be dropped, and nobody knows which."""
     async with transports(1, begin=False) as (a,):
         a.begin(1, KEY, {0: 0, 1: 0})
-        other = a.receive(1, tag(2))
+        other = a.receive(1, tag(2), 4)
         async with impostor(a, rank=1) as writer:
             writer.write((header(1, tag(1), 4) + b"abcd") * 2)
             error = await error_of(other)
@@ -523,7 +538,7 @@ async def test_a_payload_above_the_limit_breaks_the_connection(length: int):
     """Before anything is allocated for it."""
     async with transports(1, begin=False) as (a,):
         a.begin(1, KEY, {0: 0, 1: 0})
-        pending = a.receive(1, tag())
+        pending = a.receive(1, tag(), 4)
         async with impostor(a, rank=1) as writer:
             writer.write(header(1, tag(), length))
             error = await error_of(pending)
@@ -536,14 +551,14 @@ async def test_what_nobody_asks_for_is_limited_in_sum(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "MAX_UNCLAIMED_BYTES", 100)
     async with transports(2) as (a, b):
         for n in range(20):
-            follower = b.receive(0, tag(n, chunk=1))
-            a.send(1, tag(n), torch.zeros(10))
-            a.send(1, tag(n, chunk=1), torch.zeros(10))
+            follower = b.receive(0, tag(n, chunk=1), 40)
+            a.send(1, tag(n), made(torch.zeros(10)))
+            a.send(1, tag(n, chunk=1), made(torch.zeros(10)))
             assert isinstance(await outcome(follower), memoryview)
-            assert len(b.receive(0, tag(n)).wait()) == 40
-        pending = b.receive(0, tag(99))
+            assert len(b.receive(0, tag(n), 40).wait()) == 40
+        pending = b.receive(0, tag(99), 4)
         for n in range(20, 23):
-            a.send(1, tag(n), torch.zeros(10))
+            a.send(1, tag(n), made(torch.zeros(10)))
         assert isinstance(await error_of(pending), PeerLost)
 
 
@@ -551,12 +566,12 @@ async def test_what_nobody_asks_for_is_limited_in_sum(monkeypatch: pytest.Monkey
 async def test_a_second_connection_of_a_member_is_refused():
     """Two of them could overtake each other, and the end of one would look like its death."""
     async with transports(2) as (a, b):
-        pending = b.receive(0, tag())
+        pending = b.receive(0, tag(), 4)
         async with impostor(b, rank=0) as writer:
             writer.write(header(1, tag(), 4) + b"fake")
             await writer.drain()
             while not b.num_refused:
                 await asyncio.sleep(0)
         assert not pending.done
-        a.send(1, tag(), torch.ones(1))
+        a.send(1, tag(), made(torch.ones(1)))
         assert await outcome(pending) == torch.ones(1).numpy().tobytes()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from resihp.errors import CommError
+from resihp.executor.device.interface import Tag
 from resihp.executor.gradients import GradientTree
 from resihp.executor.groups import Communicator
 from resihp.executor.model import Key, Model, Stage
@@ -26,10 +27,10 @@ from resihp.executor.reduce import Reducer
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.state import TrainState
 from resihp.executor.stream import Event, ThreadStream
-from resihp.executor.transport import Tag, Transport
+from resihp.executor.transport import Transport
 from resihp.executor.vote import Contribution, Voter, squared_norms
 from resihp.ir.model import Op
-from resihp.ir.program import Program, ProgramInstr
+from resihp.ir.program import Program, ProgramInstr, Transfer
 from resihp.wire.messages import StepRecord
 
 __all__ = ["Interpreter"]
@@ -195,23 +196,23 @@ class Interpreter:
     def _send(self, instr: ProgramInstr) -> None:
         key = _key(instr)
 
-        def post(tensor: Tensor) -> None:
-            for transfer in instr.transfers:
-                tag = self._tag(instr.op, key, transfer.chunk)
-                rows = tensor.chunk(transfer.num_chunks)[transfer.chunk]
-                self._transport.send(transfer.peer, tag, rows)
+        source = self._outputs.pop((instr.op, key))
+        for transfer in instr.transfers:
 
-        def when_computed(event: Event) -> None:
-            if event.error is None:
-                self._loop.call_soon_threadsafe(post, event.wait())
+            def cut(tensor: Tensor, transfer: Transfer = transfer) -> Tensor:
+                return tensor.chunk(transfer.num_chunks)[transfer.chunk]
 
-        self._outputs.pop((instr.op, key)).when_done(when_computed)
+            tag = self._tag(instr.op, key, transfer.chunk)
+            self._transport.send(transfer.peer, tag, source, cut)
 
     def _receive(self, instr: ProgramInstr) -> None:
         key = _key(instr)
         sent_as = Op.SEND_ACT if instr.op is Op.RECV_ACT else Op.SEND_GRAD
+        num_bytes = 4 * self._shape_TD[0] * self._shape_TD[1] // instr.num_chunks
         events = [
-            self._transport.receive(transfer.peer, self._tag(sent_as, key, transfer.chunk))
+            self._transport.receive(
+                transfer.peer, self._tag(sent_as, key, transfer.chunk), num_bytes
+            )
             for transfer in instr.transfers
         ]
         if instr.num_chunks > 1:
@@ -251,7 +252,7 @@ class Interpreter:
 
     def _tag(self, op: Op, key: Key, chunk: int) -> Tag:
         home, microbatch = key
-        return Tag(int(op), self._step_number, home, 0, microbatch, chunk)
+        return Tag(int(op), self._step_number, 0, home, microbatch, chunk)
 
     def _rows(self, payload: memoryview, num_chunks: int, key: Key, op: Op) -> Tensor:
         """The rows of one chunk; CommError where the size is not what the plan says."""
