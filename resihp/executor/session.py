@@ -27,6 +27,7 @@ from resihp.executor.reshard import Resharding, state_targets
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
 from resihp.executor.stream import Event, ThreadStream
+from resihp.executor.training import TrainingWork
 from resihp.executor.transport import Transport
 from resihp.executor.vote import Voter
 from resihp.ir.expand import expand
@@ -245,21 +246,25 @@ class Session:
             for rank in group.ranks
         }
         first_replica = min(g.replica for g in plan.groups if g.pp == pp)
-        return Interpreter(
+        (number,) = program.stages
+        work = TrainingWork(
             program,
             model,
-            stage,
+            {number: stage},
+            {number: Reducer(model, plan, program, reduce, nodes)},
             self._state,
             self._batches,
-            (batch.tokens, model.hidden_size),
-            compute=self._streams.compute,
-            comm=self._streams.comm,
-            transport=self._transport,
             gather_group=gather,
-            reducer=Reducer(model, plan, program, reduce, nodes),
             world=world,
             voter=Voter(model.tensors(0, model.num_layers - 1), mesh.dp * batch.microbatches),
             counts_norms=program.group.replica == first_replica,
+        )
+        return Interpreter(
+            program,
+            work,
+            compute=self._streams.compute,
+            comm=self._streams.comm,
+            wire=self._transport,
             before=self._injector.before,
         )
 

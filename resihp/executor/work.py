@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from resihp.executor.model import Key
 from resihp.ir.program import TensorType
 from resihp.wire.messages import StepRecord
 
-__all__ = ["Key", "Payload", "Work"]
+__all__ = ["Payload", "Work"]
 
-Key = tuple[int, int]
-"""(home replica, number at home) of a micro-batch."""
 Payload = Any
 """What crosses stages: a tensor in training."""
 

@@ -2,38 +2,46 @@
 
 The coroutine never waits for a chunk; it queues the whole iteration ahead and awaits its end.
 Data dependencies are events. F, B, W and the update belong to the compute stream; gathers, the
-reduction and the vote to the communication stream; sends are posted by the event loop when
-their tensor is there, receives are posted when the program reaches them.
+reduction and the vote to the communication stream; sends and receives to the wire. Each resource
+works in the order of the program.
 
-Shapes: T tokens of a micro-batch, D hidden size.
+Whatever breaks first, on any resource, ends the iteration: both streams drop what is queued, and
+`run` raises that error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from resihp.errors import CommError
-from resihp.executor.device.interface import Tag
-from resihp.executor.gradients import GradientTree
-from resihp.executor.groups import Communicator
-from resihp.executor.model import Key, Model, Stage
-from resihp.executor.reduce import Reducer
-from resihp.executor.sampler import GlobalBatches
-from resihp.executor.state import TrainState
-from resihp.executor.stream import Event, ThreadStream
-from resihp.executor.transport import Transport
-from resihp.executor.vote import Contribution, Voter, squared_norms
+from resihp.executor.device.interface import Tag, Wire
+from resihp.executor.interpreter.flow import flow_of
+from resihp.executor.interpreter.observe import Observation
+from resihp.executor.model import Key
+from resihp.executor.stream import Event, Stream
+from resihp.executor.work import Payload, Work
 from resihp.ir.model import Op
-from resihp.ir.program import Program, ProgramInstr, Transfer
+from resihp.ir.program import Program, ProgramInstr
 from resihp.wire.messages import StepRecord
 
-__all__ = ["Interpreter"]
+__all__ = ["Interpreter", "Where"]
+
+_Issue = Callable[[], None]
+_YIELD_EVERY = 256
+"""Instructions queued before the loop gets to do something else: about a millisecond."""
+
+
+class Where(NamedTuple):
+    """What a rank does now, by index into its program (-1: nothing)."""
+
+    step: int
+    compute: int
+    comm: int
+    receives: tuple[int, ...]
+    """Receives that one of the two waits for and that are not here; empty: nothing is missing."""
 
 
 class Interpreter:
@@ -42,64 +50,60 @@ class Interpreter:
     def __init__(
         self,
         program: Program,
-        model: Model,
-        stage: Stage,
-        state: TrainState,
-        batches: GlobalBatches,
-        shape_TD: tuple[int, int],
+        work: Work,
         *,
-        compute: ThreadStream,
-        comm: ThreadStream,
-        transport: Transport,
-        gather_group: Communicator,
-        reducer: Reducer,
-        world: Communicator,
-        voter: Voter,
-        counts_norms: bool,
-        before: Callable[[int, int], Callable[[], None] | None],
+        compute: Stream,
+        comm: Stream,
+        wire: Wire,
+        before: Callable[[int, int], Callable[[], None] | None] | None = None,
     ) -> None:
-        """`shape_TD` is that of an activation between stages.
+        """`program` is verified, `wire` is connected to all that it sends to.
 
         `before(step, index)` may name work to do right before an instruction (an injection).
         """
-        self._program = program
-        self._model = model
-        self._stage = stage
-        self._state = state
-        self._batches = batches
-        self._shape_TD = shape_TD
+        self.program = program
+        self._work = work
         self._compute = compute
         self._comm = comm
-        self._transport = transport
-        self._gather_group = gather_group
-        self._reducer = reducer
-        self._world = world
-        self._voter = voter
-        self._counts_norms = counts_norms
+        self._wire = wire
         self._before = before
-        self._loop = asyncio.get_running_loop()
-        self._outputs: dict[tuple[Op, Key], Event] = {}
-        self._inputs: dict[tuple[Op, Key], Event] = {}
-        self._arrivals: dict[tuple[Op, Key], list[Event]] = {}
-        self._tree = GradientTree(batches.num_replicas, batches.num_microbatches)
-        self._handlers: dict[Op, Callable[[ProgramInstr], None]] = {
-            Op.F: self._forward,
-            Op.B: self._backward_input,
-            Op.W: self._backward_weight,
-            Op.BW: self._backward,
-            Op.SCATTER_ACT: self._scatter,
-            Op.SCATTER_GRAD: self._scatter,
-            Op.SEND_ACT: self._send,
-            Op.SEND_GRAD: self._send,
-            Op.RECV_ACT: self._receive,
-            Op.RECV_GRAD: self._receive,
-            Op.GATHER_ACT: self._gather,
-            Op.GATHER_GRAD: self._gather,
-            Op.REDUCE_GRADS: self._reduce,
-            Op.GATHER_PARAMS: self._whole_already,
-            Op.FREE_PARAMS: self._whole_already,
-            Op.STEP: self._step,
-        }
+        self._flow = flow_of(program)
+        self._step = -1
+        self._events: list[Any] = [None] * len(program.instrs)
+        """Per instruction what delivers its tensor, from its queueing to its last user's: an
+        event, or for a receive in chunks the events of all chunks."""
+        self._last_compute: Event | None = None
+        self._last_weight: dict[int, Event] = {}
+        """The newest weight gradient of each stage."""
+        self._ending = Event()
+        size = len(program.instrs)
+        self._observed, self._observing = Observation(size), Observation(size)
+        self._issue = [self._prepared(index) for index in range(size)]
+
+    @property
+    def observation(self) -> Observation:
+        """Times of the last complete iteration; overwritten by the next but one."""
+        return self._observed
+
+    def where(self) -> Where:
+        """What the rank does at this moment."""
+        compute, comm = self._compute, self._comm
+        waiting = [stream.position for stream in (compute, comm) if stream.is_waiting]
+        missing = (self._missing(index) for index in waiting if index >= 0)
+        return Where(
+            self._step,
+            compute.position,
+            comm.position,
+            tuple(sorted({index for index in missing if index is not None})),
+        )
+
+    def _missing(self, index: int) -> int | None:
+        """The receive that instruction `index` waits for, if that is what it waits for."""
+        at: int | None = index
+        while at is not None and self.program.instrs[at].op not in (Op.RECV_ACT, Op.RECV_GRAD):
+            at = self._flow.source[at]
+        arrived = at is None or self._observing.ends_ns[at] > 0
+        return None if arrived else at
 
     async def run(self, step: int) -> StepRecord:
         """Execute one iteration and commit it; its record.
@@ -108,210 +112,272 @@ class Interpreter:
         when a peer is gone, anything else is a bug.
         """
         self._begin(step)
-        for index, instr in enumerate(self._program.instrs):
-            self._index = index
-            fault = self._before(step, index)
-            if fault is not None:
-                stream, waits = self._stream_of(instr)
-                stream.submit(fault, waits=waits, label=index)
-            self._handlers[instr.op](instr)
-        await self._last.wait_async()
-        assert self._state.record is not None
-        return self._state.record
+        before, ends, events = self._before, self._flow.ends, self._events
+        for index, issue in enumerate(self._issue):
+            if before is not None:
+                self._inject(before(step, index), index)
+            issue()
+            for made in ends[index]:
+                events[made] = None
+            if index % _YIELD_EVERY == _YIELD_EVERY - 1:
+                await asyncio.sleep(0)
+        assert self._last_compute is not None, "a program without a step"
+        self._last_compute.when_done(self._end)
+        await self._ending.wait_async()
+        self._observed, self._observing = self._observing, self._observed
+        return self._work.record()
 
     def discard(self) -> None:
-        """Drop everything of the iteration that was begun; both streams are idle."""
-        self._stage.discard_all()
-        self._tree.discard_all()
-        self._outputs.clear()
-        self._inputs.clear()
-        self._arrivals.clear()
+        """Drop everything of the iteration that was begun; both streams are idle.
+
+        They keep no reference to this interpreter, and nothing that ends late reaches them.
+        """
+        self._forget()
+        self._work.discard()
+        for stream in (self._compute, self._comm):
+            stream.on_error = stream.observation = None
 
     def _begin(self, step: int) -> None:
-        self._step_number = step
-        self._start_s = time.monotonic()
-        self._loss_scale = 1.0 / self._batches.num_targets(step)
-        self._last = Event()
-        self._last.set()
-        self._index = 0
-        self._samples: dict[int, int] = {}
-        self.discard()
+        self._forget()
+        self._step = step
+        self._observing.clear(step)
+        ending = self._ending
+        for stream in (self._compute, self._comm):
+            stream.observation = self._observing
+            stream.on_error = lambda error: self._break(error, ending)
+        self._work.begin(step)
 
-    def _stream_of(self, instr: ProgramInstr) -> tuple[ThreadStream, list[Event]]:
-        """Where an injected fault runs, so that it hits right before `instr`."""
-        if instr.op in (Op.REDUCE_GRADS, Op.STEP):
-            return self._comm, [self._last]
-        return self._compute, []
+    def _forget(self) -> None:
+        self._events[:] = [None] * len(self._events)
+        self._last_weight.clear()
+        self._last_compute = None
+        self._ending = Event()
 
-    def _queue(self, work: Callable[[], Any], *, waits: list[Event]) -> Event:
-        self._last = self._compute.submit(work, waits=waits, label=self._index)
-        return self._last
+    def _end(self, last: Event) -> None:
+        if last.error is None:
+            self._ending.set()
+        else:
+            self._break(last.error, self._ending)
 
-    # --- compute
+    def _break(self, error: BaseException, ending: Event) -> None:
+        """End the iteration that `ending` ends with `error`; from any thread."""
+        if ending is self._ending:
+            ending.fail(error)
+            self._compute.cancel(error)
+            self._comm.cancel(error)
 
-    def _forward(self, instr: ProgramInstr) -> None:
-        key = _key(instr)
-        arrived = self._input(Op.RECV_ACT, key)
+    def _inject(self, fault: Callable[[], None] | None, index: int) -> None:
+        """Queue a fault so that it hits right before instruction `index`."""
+        if fault is None:
+            return
+        stream = self._compute
+        waits: Sequence[Event] = ()
+        if self.program.instrs[index].op in (Op.REDUCE_GRADS, Op.STEP):
+            stream, waits = self._comm, self._after_compute()
+        stream.submit(fault, waits=waits, label=index)
 
-        def work() -> Tensor | None:
-            batch = self._batches.micro_batch(self._step_number, *key)
-            if self._stage.has_head and self._program.tp_index == 0:
-                self._samples[self._number(key)] = batch.sample_id
-            x_TD = None if self._stage.has_embedding else arrived[0].wait()
-            return self._stage.forward(key, batch, x_TD, loss_scale=self._loss_scale)
+    def _after_compute(self) -> Sequence[Event]:
+        return () if self._last_compute is None else (self._last_compute,)
 
-        self._outputs[Op.SEND_ACT, key] = self._queue(work, waits=arrived)
+    # --- what queues one instruction, made once per generation
 
-    def _backward_input(self, instr: ProgramInstr) -> None:
-        key = _key(instr)
-        arrived = self._input(Op.RECV_GRAD, key)
+    def _prepared(self, index: int) -> _Issue:
+        instr = self.program.instrs[index]
+        match instr.op:
+            case Op.F:
+                return self._forward(index, instr)
+            case Op.B:
+                return self._backward_input(index, instr)
+            case Op.W:
+                return self._backward_weight(index, instr)
+            case Op.BW:
+                return _both(
+                    self._backward_input(index, instr), self._backward_weight(index, instr)
+                )
+            case Op.SEND_ACT | Op.SEND_GRAD:
+                return self._send(index, instr)
+            case Op.RECV_ACT | Op.RECV_GRAD:
+                return self._receive(index, instr)
+            case Op.GATHER_ACT | Op.GATHER_GRAD if instr.num_chunks > 1:
+                return self._gather(index, instr)
+            case Op.REDUCE_GRADS:
+                return self._reduce(index, instr)
+            case Op.STEP:
+                return partial(self._step_at, index)
+            case _:
+                # Chunks are views, cut when they are sent; one chunk is the whole tensor; data
+                # parallelism shards no parameters, so there is nothing to gather or to free.
+                return _nothing
 
-        def work() -> Tensor | None:
-            dy_TD = None if self._stage.has_head else arrived[0].wait()
-            return self._stage.backward_input(key, dy_TD)
+    def _forward(self, index: int, instr: ProgramInstr) -> _Issue:
+        stage, key = _place(instr)
+        return self._computed(index, partial(self._work.forward, stage, key))
 
-        self._outputs[Op.SEND_GRAD, key] = self._queue(work, waits=arrived)
+    def _backward_input(self, index: int, instr: ProgramInstr) -> _Issue:
+        stage, key = _place(instr)
+        return self._computed(index, partial(self._work.backward_input, stage, key))
 
-    def _backward_weight(self, instr: ProgramInstr) -> None:
-        key = _key(instr)
+    def _computed(self, index: int, compute: Callable[[Payload | None], Payload | None]) -> _Issue:
+        """F or B: `compute` on the tensor of its source, or on None where it has none."""
+        source, partner = self._flow.source[index], self._partner_source(index)
+        events, submit = self._events, self._compute.submit
+        if source is None:
+            alone = partial(compute, None)
 
-        def work() -> None:
-            self._tree.add(*key, self._stage.backward_weight(key))
+            def issue_alone() -> None:
+                waits = () if partner is None else (events[partner],)
+                self._last_compute = events[index] = submit(alone, waits=waits, label=index)
 
-        self._queue(work, waits=[])
+            return issue_alone
+        load = self._loader(source)
 
-    def _backward(self, instr: ProgramInstr) -> None:
-        """B and W fused. The gradient for the previous stage is sent before W has run."""
-        self._backward_input(instr)
-        self._backward_weight(instr)
+        def issue() -> None:
+            made = events[source]
+            waits = (made,) if partner is None else (made, events[partner])
+            item = partial(_computed_on, compute, load, made)
+            self._last_compute = events[index] = submit(item, waits=waits, label=index)
 
-    def _whole_already(self, instr: ProgramInstr) -> None:
-        """Data parallelism shards no parameters here: nothing to gather or to free."""
+        return issue
+
+    def _partner_source(self, index: int) -> int | None:
+        """What the second of a pair waits for, where `index` is the first: both start together."""
+        if not self.program.instrs[index].paired:
+            return None
+        return self._flow.source[index + 1]
+
+    def _loader(self, source: int) -> Callable[[Event], Payload]:
+        """How the tensor of an event of instruction `source` is read on a stream."""
+        if self.program.instrs[source].op in (Op.RECV_ACT, Op.RECV_GRAD):
+            arrived = self._work.arrived
+            return lambda made: arrived(made.wait(), 1)
+        return Event.wait
+
+    def _backward_weight(self, index: int, instr: ProgramInstr) -> _Issue:
+        stage, key = _place(instr)
+        item = partial(self._work.backward_weight, stage, key)
+        submit, newest = self._compute.submit, self._last_weight
+        partner, events = self._partner_source(index), self._events
+
+        def issue() -> None:
+            waits = () if partner is None else (events[partner],)
+            self._last_compute = newest[stage] = submit(item, waits=waits, label=index)
+
+        return issue
 
     # --- point to point
 
-    def _scatter(self, instr: ProgramInstr) -> None:
-        """Chunks are views: nothing to do before the send, which names those we owe."""
-
-    def _send(self, instr: ProgramInstr) -> None:
-        key = _key(instr)
-
-        source = self._outputs.pop((instr.op, key))
-        for transfer in instr.transfers:
-
-            def cut(tensor: Tensor, transfer: Transfer = transfer) -> Tensor:
-                return tensor.chunk(transfer.num_chunks)[transfer.chunk]
-
-            tag = self._tag(instr.op, key, transfer.chunk)
-            self._transport.send(transfer.peer, tag, source, cut)
-
-    def _receive(self, instr: ProgramInstr) -> None:
-        key = _key(instr)
-        sent_as = Op.SEND_ACT if instr.op is Op.RECV_ACT else Op.SEND_GRAD
-        num_bytes = 4 * self._shape_TD[0] * self._shape_TD[1] // instr.num_chunks
-        events = [
-            self._transport.receive(
-                transfer.peer, self._tag(sent_as, key, transfer.chunk), num_bytes
-            )
-            for transfer in instr.transfers
+    def _send(self, index: int, instr: ProgramInstr) -> _Issue:
+        stage, key = _place(instr)
+        source = self._flow.source[index]
+        assert source is not None
+        cuts = [
+            (t.peer, t.chunk, partial(self._work.chunk, chunk=t.chunk, num_chunks=t.num_chunks))
+            for t in instr.transfers
         ]
-        if instr.num_chunks > 1:
-            self._arrivals[instr.op, key] = events
-        else:
-            self._inputs[instr.op, key] = self._whole(events[0], key, instr)
+        kind, send, events = int(instr.op), self._wire.send, self._events
 
-    def _whole(self, event: Event, key: Key, instr: ProgramInstr) -> Event:
-        """The whole tensor from one payload, as soon as it is here."""
-        whole = Event()
+        def issue() -> None:
+            made, observation, ending = events[source], self._observing, self._ending
 
-        def arrived(event: Event) -> None:
-            if event.error is not None:
-                whole.fail(event.error)
-                return
-            try:
-                whole.set(self._rows(event.wait(), 1, key, instr.op))
-            except CommError as error:
-                whole.fail(error)
+            def sent(event: Event) -> None:
+                if event.error is not None:
+                    self._break(event.error, ending)
+                    return
+                observation.began(index, made.at_ns)
+                observation.ended(index, event.at_ns)
 
-        event.when_done(arrived)
-        return whole
+            for peer, chunk, cut in cuts:
+                tag = Tag(kind, self._step, stage, *key, chunk)
+                send(peer, tag, made, cut).when_done(sent)
 
-    def _gather(self, instr: ProgramInstr) -> None:
-        key = _key(instr)
-        op = Op.RECV_ACT if instr.op is Op.GATHER_ACT else Op.RECV_GRAD
-        events = self._arrivals.pop((op, key), None)
-        if events is None:
-            return  # one chunk is the whole tensor, which the receive delivers
+        return issue
 
-        def work() -> Tensor:
-            rows = [self._rows(event.wait(), instr.num_chunks, key, op) for event in events]
-            whole = self._gather_group.all_gather(torch.cat(rows))
-            return whole.reshape(-1, whole.shape[-1])
+    def _receive(self, index: int, instr: ProgramInstr) -> _Issue:
+        stage, key = _place(instr)
+        assert instr.tensor is not None
+        num_bytes = self._work.num_bytes(instr.tensor)
+        is_act = instr.op is Op.RECV_ACT
+        kind = int(Op.SEND_ACT if is_act else Op.SEND_GRAD)
+        sender = stage - 1 if is_act else stage + 1
+        chunks = [(t.peer, t.chunk) for t in instr.transfers]
+        is_whole = instr.num_chunks == 1
+        receive, events = self._wire.receive, self._events
 
-        self._inputs[op, key] = self._comm.submit(work, waits=events, label=self._index)
+        def issue() -> None:
+            observation, ending = self._observing, self._ending
+            observation.began(index, time.monotonic_ns())
+            made: list[Event] = []
 
-    def _tag(self, op: Op, key: Key, chunk: int) -> Tag:
-        home, microbatch = key
-        return Tag(int(op), self._step_number, 0, home, microbatch, chunk)
+            def arrived(event: Event) -> None:
+                if event.error is not None:
+                    self._break(event.error, ending)
+                elif len(made) == len(chunks) and all(each.done for each in made):
+                    observation.ended(index, event.at_ns)
 
-    def _rows(self, payload: memoryview, num_chunks: int, key: Key, op: Op) -> Tensor:
-        """The rows of one chunk; CommError where the size is not what the plan says."""
-        shape = (self._shape_TD[0] // num_chunks, self._shape_TD[1])
-        if len(payload) != 4 * shape[0] * shape[1]:
-            raise CommError(f"{op.mnemonic} {key}: {len(payload)} bytes do not make {shape}")
-        return torch.frombuffer(payload, dtype=torch.float32).view(shape)
+            for peer, chunk in chunks:
+                tag = Tag(kind, self._step, sender, *key, chunk)
+                event = receive(peer, tag, num_bytes)
+                made.append(event)
+                event.when_done(arrived)
+            events[index] = made[0] if is_whole else made
 
-    def _input(self, op: Op, key: Key) -> list[Event]:
-        event = self._inputs.pop((op, key), None)
-        return [] if event is None else [event]
+        return issue
+
+    def _gather(self, index: int, instr: ProgramInstr) -> _Issue:
+        stage, _ = _place(instr)
+        source, num_chunks = self._flow.source[index], instr.num_chunks
+        assert source is not None
+        gather, arrived = self._work.gather, self._work.arrived
+        submit, events = self._comm.submit, self._events
+
+        def issue() -> None:
+            made: list[Event] = events[source]
+
+            def item() -> Payload:
+                return gather(stage, [arrived(event.wait(), num_chunks) for event in made])
+
+            events[index] = submit(item, waits=made, label=index)
+
+        return issue
 
     # --- the end of the iteration
 
-    def _reduce(self, instr: ProgramInstr) -> None:
-        def work() -> None:
-            reduced = self._reducer.reduce(self._tree, self._stage.parameters)
-            self._state.reduce_complete(reduced)
+    def _reduce(self, index: int, instr: ProgramInstr) -> _Issue:
+        assert instr.stage is not None
+        stage, item = instr.stage, partial(self._work.reduce, instr.stage)
 
-        self._last = self._comm.submit(work, waits=[self._last], label=self._index)
+        def issue() -> None:
+            newest = self._last_weight.get(stage)
+            waits = () if newest is None else (newest,)
+            self._comm.submit(item, waits=waits, label=index)
 
-    def _step(self, instr: ProgramInstr) -> None:
-        vote = self._comm.submit(self._vote, waits=[self._last], label=self._index)
-        self._queue(self._state.apply, waits=[vote])
+        return issue
 
-    def _vote(self) -> None:
-        reduced = self._state.reduced
-        assert reduced is not None
-        contribution = Contribution(
-            finite=all(bool(tensor.isfinite().all()) for tensor in reduced.values()),
-            losses={n: self._stage.loss_of(self._key_of(n)) for n in self._samples},
-            samples=self._samples,
-            squared_norms=squared_norms(
-                self._model, reduced, self._program.tp_index, counts=self._counts_norms
-            ),
-        )
-        outcome = self._voter.count(self._world.all_gather(self._voter.pack(contribution)))
-        self._state.vote_complete(
-            StepRecord(
-                step=self._step_number,
-                loss=outcome.loss_sum * self._loss_scale,
-                grad_norm=outcome.grad_norm,
-                learning_rate=self._state.learning_rate(self._step_number),
-                skipped=not outcome.finite,
-                num_tokens=len(outcome.samples) * self._shape_TD[0],
-                samples=outcome.samples,
-                duration_s=time.monotonic() - self._start_s,
-            )
-        )
-
-    def _number(self, key: Key) -> int:
-        """Global number of a micro-batch."""
-        return key[0] * self._batches.num_microbatches + key[1]
-
-    def _key_of(self, number: int) -> Key:
-        return divmod(number, self._batches.num_microbatches)
+    def _step_at(self, index: int) -> None:
+        vote = self._comm.submit(self._work.vote, waits=self._after_compute(), label=index)
+        self._last_compute = self._compute.submit(self._work.apply, waits=[vote], label=index)
 
 
-def _key(instr: ProgramInstr) -> Key:
+def _place(instr: ProgramInstr) -> tuple[int, Key]:
+    assert instr.stage is not None
     assert instr.home is not None
     assert instr.microbatch is not None
-    return instr.home, instr.microbatch
+    return instr.stage, (instr.home, instr.microbatch)
+
+
+def _computed_on(
+    compute: Callable[[Payload], Payload | None], load: Callable[[Event], Payload], made: Event
+) -> Payload | None:
+    return compute(load(made))
+
+
+def _both(first: _Issue, second: _Issue) -> _Issue:
+    def issue() -> None:
+        first()
+        second()
+
+    return issue
+
+
+def _nothing() -> None:
+    pass
