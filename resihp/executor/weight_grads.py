@@ -11,6 +11,7 @@ of the embedding on this member.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple, Protocol
 
 import torch
@@ -54,14 +55,15 @@ class LinearEntry(NamedTuple):
 
 
 class BiasEntry(NamedTuple):
-    """y = x Wᵀ + b: db is the sum over tokens of dy."""
+    """y = x Wᵀ + b: db is the sum of dy over all dims but the last, the tokens mostly."""
 
     name: str
-    dy_TO: Tensor
+    dy: Tensor
 
     def compute(self) -> Tensor:
         """db, shape (O,)."""
-        return wide(self.dy_TO).sum(0)
+        dy, outer = wide(self.dy), tuple(range(self.dy.dim() - 1))
+        return dy.sum(outer) if outer else dy.clone()
 
 
 class NormEntry(NamedTuple):
@@ -100,7 +102,7 @@ class WeightGradStore:
     """Entries of one micro-batch on one stage, in the order in which B reached the layers."""
 
     def __init__(self) -> None:
-        self._entries: list[WeightGradEntry] = []
+        self._entries: deque[WeightGradEntry] = deque()
 
     def push(self, entry: WeightGradEntry) -> None:
         """Keep `entry` until W."""
@@ -109,12 +111,13 @@ class WeightGradStore:
     def compute(self) -> dict[str, Tensor]:
         """Weight gradients by name; the store is empty afterwards.
 
-        Two entries of one weight would be a bug of ours: every weight is used once per micro-batch.
+        A weight used more than once gets the sum over its uses, added in the order in which B
+        reached them, as autograd adds.
         """
         grads: dict[str, Tensor] = {}
         with torch.no_grad():
             while self._entries:
-                entry = self._entries.pop()
-                assert entry.name not in grads, f"{entry.name} has two entries"
-                grads[entry.name] = entry.compute()
+                entry = self._entries.popleft()
+                grad, earlier = entry.compute(), grads.get(entry.name)
+                grads[entry.name] = grad if earlier is None else earlier.add_(grad)
         return grads

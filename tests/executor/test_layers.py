@@ -126,14 +126,13 @@ def test_members_of_a_cut_embedding_have_the_gradient_of_their_rows():
     assert torch.equal(torch.cat(parts), whole_VD)
 
 
-def test_a_store_is_empty_after_w_and_refuses_a_weight_used_twice():
-    """Sharing a weight between layers is not what this store is for, and it says so."""
+def test_a_store_is_empty_after_w_and_adds_the_uses_of_a_weight():
+    """A shared weight has an entry for each use; they are added in the order of B."""
     store = WeightGradStore()
-    entry = LinearEntry("w", torch.ones(2, 3), torch.ones(2, 4))
-    store.push(entry)
-    assert store.compute().keys() == {"w"}
+    scales = (1.0, 3e-8, -1.0)
+    entries = [LinearEntry("w", torch.ones(2, 3), torch.full((2, 4), scale)) for scale in scales]
+    for entry in entries:
+        store.push(entry)
+    expected = (entries[0].compute() + entries[1].compute()) + entries[2].compute()
+    assert torch.equal(store.compute()["w"], expected)
     assert store.compute() == {}
-    store.push(entry)
-    store.push(entry)
-    with pytest.raises(AssertionError, match="two entries"):
-        store.compute()
