@@ -4,6 +4,7 @@
     config.parallel.world        # 8
     print(resolved(config))      # every key with its value, defaults filled in; loads again
 
+`[model]` has the keys of a Hugging Face `config.json`, or names such a file: `config = "…"`.
 A file that is wrong gives one `ConfigError`: the line, the dotted key, the value, what is wanted
 and the nearest valid choice.
 """

@@ -3,19 +3,58 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 from resihp.config.checks import problems
+from resihp.config.hugging_face import MAX_CONFIG_BYTES, model_table
 from resihp.config.schema import JobConfig
 from resihp.config.toml import read_file, read_text
+from resihp.errors import ConfigError
 
 __all__ = ["load", "loads"]
 
 
 def load(path: str | Path) -> JobConfig:
-    """Read a job file. Raises ConfigError when it cannot be read or says something impossible."""
-    return read_file(path, JobConfig, problems)
+    """Read a job file. Raises ConfigError when it cannot be read or says something impossible.
+
+    `[model] config = "…/config.json"` stands for what that file says of the model; the path is
+    relative to the job file, and keys beside it win.
+    """
+    return read_file(
+        path,
+        JobConfig,
+        problems,
+        lambda document: _with_model(document, Path(path).parent, str(path)),
+    )
 
 
 def loads(text: str, path: str = "<job>") -> JobConfig:
-    """Read a job from TOML text; `path` names it in errors. Raises ConfigError."""
-    return read_text(text, JobConfig, problems, path=path)
+    """Read a job from TOML text; `path` names it in errors. Raises ConfigError.
+
+    The path of a model's `config` is relative to the working directory.
+    """
+    return read_text(
+        text, JobConfig, problems, lambda document: _with_model(document, Path(), path), path=path
+    )
+
+
+def _with_model(document: dict[str, Any], here: Path, job_path: str) -> dict[str, Any]:
+    """The document with the model's own file read into its section."""
+    section: object = document.get("model")
+    if not isinstance(section, dict) or "config" not in section:
+        return document
+    said = dict(cast("dict[str, object]", section))
+    config = said.pop("config")
+    if not isinstance(config, str):
+        raise ConfigError(
+            f"{job_path}: model.config = {config!r}: must be the path of a config.json"
+        )
+    path = here / config
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{job_path}: model.config: {path} cannot be read: {error.strerror}"
+        ) from error
+    return document | {"model": model_table(data, str(path)) | said}

@@ -43,7 +43,16 @@ class _WrongError(Exception):
         self.problem = Problem(key, wanted)
 
 
-def read_file(path: str | Path, into: type[_S], problems: Callable[[_S], Iterable[Problem]]) -> _S:
+def _as_it_is(document: dict[str, Any]) -> dict[str, Any]:
+    return document
+
+
+def read_file(
+    path: str | Path,
+    into: type[_S],
+    problems: Callable[[_S], Iterable[Problem]],
+    fill: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is,
+) -> _S:
     """Read a file of sections. Raises ConfigError when it cannot be read or is not right."""
     try:
         with Path(path).open("rb") as file:
@@ -56,20 +65,27 @@ def read_file(path: str | Path, into: type[_S], problems: Callable[[_S], Iterabl
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
-    return read_text(text, into, problems, path=str(path))
+    return read_text(text, into, problems, fill, path=str(path))
 
 
 def read_text(
-    text: str, into: type[_S], problems: Callable[[_S], Iterable[Problem]], *, path: str
+    text: str,
+    into: type[_S],
+    problems: Callable[[_S], Iterable[Problem]],
+    fill: Callable[[dict[str, Any]], dict[str, Any]] = _as_it_is,
+    *,
+    path: str,
 ) -> _S:
     """The sections of a TOML text; `path` names it in errors.
 
-    `problems` says what must hold between values; the first one is reported. Raises ConfigError.
+    `fill` may add what the text only refers to. `problems` says what must hold between values; the
+    first one is reported. Raises ConfigError.
     """
     try:
         document: _Document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+    document = fill(document)
     try:
         decoded = _decode(document, into)
     except _WrongError as wrong:

@@ -1,4 +1,4 @@
-"""A plain LLaMA with plain autograd: weights are leaves, backward is one call.
+"""A plain LLaMA or Qwen2.5 with plain autograd: weights are leaves, backward is one call.
 
 It is the oracle for the stages. Its formulas are written in the order of the textbook; where two
 ways are common, in the order that the stages use, so that most comparisons can be bitwise.
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as nnf
 
+from resihp.executor.rope import rope_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 
     from resihp.executor.llama import LlamaConfig
     from resihp.executor.packing import MicroBatch
+    from resihp.executor.rope import Rope
+
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
 
 
 def loss_and_grads(
@@ -29,9 +36,18 @@ def loss_and_grads(
     batch: MicroBatch,
     loss_scale: float,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Summed cross-entropy in fp64, and the gradients of it times `loss_scale`."""
+    """Summed cross-entropy in fp64, and the gradients of it times `loss_scale`.
+
+    Where tables are tied, `lm_head.weight` is left out of the gradients.
+    """
     leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    losses_T = nnf.cross_entropy(_logits(config, leaves, batch), batch.targets_T, reduction="none")
+    if config.tie_word_embeddings:
+        assert torch.equal(leaves[_HEAD], leaves[_EMBEDDING])
+        del leaves[_HEAD]
+    logits_TV = logits(config, leaves, batch)
+    if logits_TV.dtype == torch.bfloat16:
+        logits_TV = logits_TV.float()
+    losses_T = nnf.cross_entropy(logits_TV, batch.targets_T, reduction="none")
     (losses_T.sum() * loss_scale).backward()
     grads: dict[str, Tensor] = {}
     for name, leaf in leaves.items():
@@ -54,8 +70,9 @@ def summed_grads(
     return total
 
 
-def _logits(config: LlamaConfig, weights: Mapping[str, Tensor], batch: MicroBatch) -> Tensor:
-    x_TD = nnf.embedding(batch.input_ids_T, weights["model.embed_tokens.weight"])
+def logits(config: LlamaConfig, weights: Mapping[str, Tensor], batch: MicroBatch) -> Tensor:
+    """Scores of every next token, shape (T, V)."""
+    x_TD = nnf.embedding(batch.input_ids_T, weights[_EMBEDDING])
     for layer in range(config.num_hidden_layers):
         mine = {
             name.removeprefix(f"model.layers.{layer}."): weight
@@ -65,7 +82,7 @@ def _logits(config: LlamaConfig, weights: Mapping[str, Tensor], batch: MicroBatc
         x_TD = x_TD + _attention(config, mine, x_TD, batch)
         x_TD = x_TD + _feed_forward(config, mine, x_TD)
     normed_TD = rms_norm(x_TD, weights["model.norm.weight"], config.rms_norm_eps)
-    return nnf.linear(normed_TD, weights["lm_head.weight"])
+    return nnf.linear(normed_TD, weights[_EMBEDDING if config.tie_word_embeddings else _HEAD])
 
 
 def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
@@ -74,13 +91,15 @@ def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
     return x_TD * torch.rsqrt(x_TD.pow(2).mean(-1, keepdim=True) + eps) * w_D
 
 
-def rotate(x_THE: Tensor, position_ids_T: Tensor, theta: float) -> Tensor:
+def rotate(x_THE: Tensor, position_ids_T: Tensor, rope: Rope) -> Tensor:
     width = x_THE.shape[-1]
-    frequencies = 1.0 / theta ** (torch.arange(0, width, 2).float() / width)
-    angles_TE = torch.outer(position_ids_T.float(), frequencies).repeat(1, 2)
+    angles_TE = torch.outer(position_ids_T.float(), rope.frequencies_e).repeat(1, 2)
     first, second = x_THE[..., : width // 2], x_THE[..., width // 2 :]
     turned_THE = torch.cat((-second, first), dim=-1)
-    return x_THE * angles_TE.cos()[:, None] + turned_THE * angles_TE.sin()[:, None]
+    cos_T1E, sin_T1E = angles_TE.cos()[:, None], angles_TE.sin()[:, None]
+    if rope.attention_factor != 1.0:
+        cos_T1E, sin_T1E = cos_T1E * rope.attention_factor, sin_T1E * rope.attention_factor
+    return (x_THE * cos_T1E + turned_THE * sin_T1E).to(x_THE.dtype)
 
 
 def dense_attention(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, cu_seqlens: Iterable[int]):
@@ -103,11 +122,12 @@ def _attention(
     normed_TD = rms_norm(x_TD, weights["input_layernorm.weight"], config.rms_norm_eps)
     width = config.hidden_size // config.num_attention_heads
     q, k, v = (
-        nnf.linear(normed_TD, weights[f"self_attn.{part}_proj.weight"]).unflatten(1, (-1, width))
+        _affine(weights, f"self_attn.{part}_proj", normed_TD).unflatten(1, (-1, width))
         for part in "qkv"
     )
-    q = rotate(q, batch.position_ids_T, config.rope_theta)
-    k = rotate(k, batch.position_ids_T, config.rope_theta)
+    rope = rope_of(width, config.rope_theta, config.rope_scaling)
+    q = rotate(q, batch.position_ids_T, rope)
+    k = rotate(k, batch.position_ids_T, rope)
     documents = [
         nnf.scaled_dot_product_attention(
             q[start:end].transpose(0, 1)[None],
@@ -118,7 +138,11 @@ def _attention(
         )[0].transpose(0, 1)
         for start, end in pairwise(batch.cu_seqlens)
     ]
-    return nnf.linear(torch.cat(documents).flatten(1), weights["self_attn.o_proj.weight"])
+    return _affine(weights, "self_attn.o_proj", torch.cat(documents).flatten(1))
+
+
+def _affine(weights: Mapping[str, Tensor], module: str, x: Tensor) -> Tensor:
+    return nnf.linear(x, weights[f"{module}.weight"], weights.get(f"{module}.bias"))
 
 
 def _feed_forward(config: LlamaConfig, weights: Mapping[str, Tensor], x_TD: Tensor) -> Tensor:

@@ -79,8 +79,9 @@ def test_rotation_pairs_the_halves_of_a_head():
     """The pairing of Hugging Face's LLaMA: channel i with channel i + E/2."""
     positions_T = torch.tensor([0, 1, 2, 0, 1])
     x_THE = torch.randn(5, 2, 8)
-    cos_T1e, sin_T1e = rope_table(positions_T, rope_of(8, 10000.0))
-    assert torch.equal(rotate(x_THE, cos_T1e, sin_T1e), plain_rotate(x_THE, positions_T, 10000.0))
+    rope = rope_of(8, 10000.0)
+    cos_T1e, sin_T1e = rope_table(positions_T, rope)
+    assert torch.equal(rotate(x_THE, cos_T1e, sin_T1e), plain_rotate(x_THE, positions_T, rope))
 
 
 def test_scores_depend_on_relative_positions_only():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import LOSS_SCALE, TINY, stage_of, text_batches
+from cases import LOSS_SCALE, TINY, TINY_MODEL, parameters_of, stage_of, text_batches
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resihp.executor.llama import head_dim
+from resihp.executor.model import StageOptions
+from resihp.executor.tp import SingleMember
 
 KEY = (0, 0)
 NUM_TOKENS = 64
@@ -112,6 +114,28 @@ def test_the_last_stage_keeps_a_loss_and_nothing_else(batch, live):
     stage.backward_input(KEY, None)
     stage.backward_weight(KEY)
     assert live.num_bytes - before <= 8
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 2), (2, 3)])
+def test_a_stage_that_recomputes_keeps_its_input_until_b(batch, live, first, last):
+    """Nothing at all on the first stage, and the loss on the last; after B it is as any other."""
+    parameters = parameters_of(first, last)
+    plain, recomputing = (
+        TINY_MODEL.stage(first, last, SingleMember(), parameters, StageOptions(recompute=on))
+        for on in (False, True)
+    )
+    x_TD = None if first == 0 else torch.randn(NUM_TOKENS, TINY.hidden_size)
+    dy_TD = None if last == 3 else torch.randn(NUM_TOKENS, TINY.hidden_size)
+    alive: list[tuple[int, int]] = []
+    for stage in (plain, recomputing):
+        before = live.num_bytes
+        stage.forward(KEY, batch, x_TD, loss_scale=LOSS_SCALE)
+        after_f = live.num_bytes - before
+        stage.backward_input(KEY, dy_TD)
+        alive.append((after_f, live.num_bytes - before))
+        stage.discard_all()
+    assert alive[1][0] <= 8 < alive[0][0]
+    assert alive[1][1] == alive[0][1]
 
 
 @pytest.mark.parametrize("with_backward", [False, True])
