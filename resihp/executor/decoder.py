@@ -45,12 +45,16 @@ class Decoder:
         last: int,
         tp: TensorParallel,
         parameters: Mapping[str, Tensor],
+        attention: str = "documents",
     ) -> None:
+        """`attention` is one of `attention.FORMS`."""
         self._config = config
         self._layers = range(first, last + 1)
         self._tp = tp
         self._parameters = parameters
-        self._rope = rope_of(head_dim(config), config.rope_theta, config.rope_scaling)
+        self._attention_form = attention
+        device = next(iter(parameters.values())).device
+        self._rope = rope_of(head_dim(config), config.rope_theta, config.rope_scaling).on(device)
         self._first_row, _ = shard_units(config.vocab_size, tp.degree, tp.index)
 
     def embed(self, batch: MicroBatch) -> Tensor:
@@ -124,6 +128,7 @@ class Decoder:
             rotate(k_TKE, cos_T1e, sin_T1e),
             v_TKE,
             batch.cu_seqlens,
+            self._attention_form,
         )
         return self._row_linear(prefix + "self_attn.o_proj", mixed_THE.flatten(1), store)
 

@@ -66,14 +66,18 @@ class RopeScaling(Protocol):
 
 
 class Rope(NamedTuple):
-    """Frequencies in radians per position, fp32 on CPU, and the factor on cosine and sine."""
+    """Frequencies in radians per position, fp32, and the factor on cosine and sine."""
 
     frequencies_e: Tensor
     attention_factor: float
 
+    def on(self, device: torch.device) -> Rope:
+        """The same on `device`."""
+        return Rope(self.frequencies_e.to(device), self.attention_factor)
+
 
 def rope_of(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Rope:
-    """The frequencies of a head of `head_dim` channels."""
+    """The frequencies of a head of `head_dim` channels, on CPU."""
     exponents_e = torch.arange(0, head_dim, 2).float() / head_dim
     plain_e = 1.0 / theta**exponents_e
     if scaling is None or scaling.rope_type == "default":
@@ -123,8 +127,7 @@ def _yarn_attention_factor(factor: float) -> float:
 
 def rope_table(position_ids_T: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
     """Cosine and sine per token and frequency, each of shape (T, 1, e), fp32."""
-    frequencies_e = rope.frequencies_e.to(position_ids_T.device)
-    angles_T1e = position_ids_T.float()[:, None, None] * frequencies_e
+    angles_T1e = position_ids_T.float()[:, None, None] * rope.frequencies_e
     cos_T1e, sin_T1e = angles_T1e.cos(), angles_T1e.sin()
     if rope.attention_factor == 1.0:
         return cos_T1e, sin_T1e

@@ -68,7 +68,7 @@ class DecoderStage:
         self.options = options
         self.has_embedding = first == 0
         self.has_head = last == config.num_hidden_layers - 1
-        self._decoder = Decoder(config, first, last, tp, self.parameters)
+        self._decoder = Decoder(config, first, last, tp, self.parameters, options.attention)
         self._inputs: dict[tuple[int, int], _Input] = {}
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._awaiting_weights: dict[tuple[int, int], WeightGradStore] = {}

@@ -64,9 +64,8 @@ class _ShardedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, tp: TensorParallel
     ) -> Tensor:
-        counts_T = targets_T != IGNORED_TARGET
+        # An ignored target is a negative number: no member's row.
         rows_T, owned_T = _rows(targets_T, first_row, logits_TV.shape[1])
-        owned_T &= counts_T
         wide_TV = wide(logits_TV)
         max_T = wide_TV.amax(-1)
         exp_TV = (wide_TV - max_T[:, None]).exp_()
@@ -77,16 +76,17 @@ class _ShardedCrossEntropy(torch.autograd.Function):
         maxima_MT, sums_MT, targets_MT = parts_M3T.unbind(1)
         top_T = maxima_MT.amax(0)
         total_T = (sums_MT * (maxima_MT - top_T).exp_()).sum(0)
-        ctx.save_for_backward(exp_TV, (max_T - top_T).exp_().div_(total_T), rows_T, owned_T)
-        ctx.counts_T, ctx.dtype = counts_T, logits_TV.dtype
+        ctx.save_for_backward(exp_TV, (max_T - top_T).exp_().div_(total_T), targets_T)
+        ctx.first_row, ctx.dtype = first_row, logits_TV.dtype
         losses_T = total_T.log() + top_T - targets_MT.sum(0)
-        return losses_T.masked_fill_(~counts_T, 0.0)
+        return losses_T.masked_fill_(targets_T == IGNORED_TARGET, 0.0)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None, None]:
         (dlosses_T,) = cast("tuple[Tensor]", grad_outputs)
-        exp_TV, scale_T, rows_T, owned_T = cast("tuple[Tensor, ...]", ctx.saved_tensors)
-        dlosses_T = dlosses_T * ctx.counts_T
+        exp_TV, scale_T, targets_T = cast("tuple[Tensor, ...]", ctx.saved_tensors)
+        rows_T, owned_T = _rows(targets_T, ctx.first_row, exp_TV.shape[1])
+        dlosses_T = dlosses_T.masked_fill(targets_T == IGNORED_TARGET, 0.0)
         dlogits_TV = exp_TV * (scale_T * dlosses_T)[:, None]
         dlogits_TV.scatter_add_(1, rows_T[:, None], (dlosses_T * owned_T).neg_()[:, None])
         return dlogits_TV.to(ctx.dtype), None, None, None

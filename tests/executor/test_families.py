@@ -104,6 +104,20 @@ def test_bf16_is_as_near_to_the_truth_as_rounding_allows(batches, config, degree
         assert error < 1.25 * degree**0.5 * relative_error(plain, expected)
 
 
+@families
+def test_every_form_of_attention_gives_the_same_gradients(batches, config):
+    """The option reaches the layers, and the textbook's masked form agrees, in fp64."""
+    model = build_model(config)
+    parameters = whole_parameters(model, torch.float64)
+    packed = next(batch for batch in batches if len(batch.cu_seqlens) > 2)
+    (loss, grads), (masked_loss, masked) = (
+        run_group(model, parameters, PARTITIONS[0], packed, 1, StageOptions(attention=form))
+        for form in ("per-document", "masked")
+    )
+    assert masked_loss == pytest.approx(loss, rel=1e-12)
+    assert 0.0 < relative_error(masked, grads) < 1e-12
+
+
 def test_what_crosses_stages_in_bf16_is_bf16(batches):
     """Half the bytes, as plans of that precision say."""
     config = FAMILIES["qwen2"]
