@@ -129,12 +129,6 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     layer_parameter_bytes: int
     """Gradients of one layer that replicas sum, in fp32, at TP 1."""
     table_parameter_bytes: int
-    shards_tables: bool = True
-    """Whether TP divides the embedding and the head (vocabulary-parallel, as in Megatron).
-
-    The sizes of `resihp.compiler.facts` are those of today's executor, which keeps them whole.
-    """
-
     fits: tuple[FittedCost, ...] = ()
     """Of the coefficients that come from measurements; the others come from FLOPs."""
 
@@ -151,8 +145,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of gradients on one member of a group, which replicas sum."""
         count = layers.last - layers.first + 1
         tables = (layers.first == 0) + (layers.last == num_layers - 1)
-        table_bytes = tables * self.table_parameter_bytes / (tp if self.shards_tables else 1)
-        return count * self.layer_parameter_bytes / tp + table_bytes
+        return (count * self.layer_parameter_bytes + tables * self.table_parameter_bytes) / tp
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -167,21 +160,16 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         *,
         precision: Precision = "bf16",
         max_tp: int = 8,
-        shards_tables: bool = True,
     ) -> CostModel:
         """From the FLOPs of `model` and the peaks, efficiencies and links of `cluster`."""
         degrees = [1 << power for power in range(max_tp.bit_length())]
         element_bytes = ELEMENT_BYTES[precision]
         return cls(
             layer={tp: _layer(model, cluster, tp, precision) for tp in degrees},
-            head={
-                tp: _head(model, cluster.device, tp if shards_tables else 1, precision)
-                for tp in degrees
-            },
+            head={tp: _head(model, cluster.device, tp, precision) for tp in degrees},
             boundary_bytes_per_token=model.shape.hidden * element_bytes,
             layer_parameter_bytes=model.layer_parameters * FP32_BYTES,
             table_parameter_bytes=model.table_parameters * FP32_BYTES,
-            shards_tables=shards_tables,
         )
 
 

@@ -13,10 +13,11 @@ Resident bytes of a parameter:
 In fp32 gradients are added along a fixed tree, so that bits do not depend on who computed what,
 and several sums are alive at once (`peak_partials`). In bf16 there is one, in fp32: 22 bytes.
 
-Sizes: D hidden size, E head size, H query heads and K key/value heads of one member, F
-feed-forward columns of one member, V vocabulary. Embedding, norms and head are whole on every
-member. (That is the executor's rule. A table that TP divides would save, in the first and in the
-last stage each, its bytes times (tp - 1) / tp: 20.5 GB of state for Qwen2.5-72B at TP 4 in bf16.)
+Sizes: D hidden size, and of one member E head size, H query heads, K key/value heads, F
+feed-forward columns, V rows of the tables. Where these do not divide, members hold near-equal
+runs, and the sizes are those of the longest; where there are more members than key/value heads,
+each holds a copy of one. Norms are whole on every member. Tied tables are two, which stay equal.
+(Biases, which a plan does not know of, are not counted: 0.01 % of a Qwen2.5.)
 
 Kept per token and layer of a micro-batch:
 
@@ -28,8 +29,9 @@ Kept per token and layer of a micro-batch:
 |             | outputs 2 D, both norms 2 D |
 
 Each stage adds the rotary tables E (F to B); the last one its final norm (input D, reciprocal 1,
-output D, gradient D), the log-probabilities V and loss gradients 1 (F to B), and the gradient of
-the logits V (B to W); the first one the gradient of the embedded tokens D (B to W). What lives
+output D, gradient D), the log-probabilities V and loss gradients 1 (F to B; where members share
+the vocabulary 14 bytes more: scale, row and flags), and the gradient of the logits V (B to W); the
+first one the gradient of the embedded tokens D (B to W). What lives
 only inside one instruction is not counted.
 
 A stage that computes its forward again keeps only its input D from F to B; the first one, whose
@@ -70,9 +72,12 @@ __all__ = [
     "peak_partials",
     "sharded_parameters",
     "stage_facts",
+    "whole_parameters",
 ]
 
 FP32_BYTES = 4
+_SHARED_LOSS_BYTES = 14
+"""Of a token: fp32 scale, int64 row, two flags."""
 PARAMETER_BYTES: dict[Precision, int] = {"fp32": 16, "bf16": 18}
 """Resident for each parameter beside the sums of gradients."""
 
@@ -153,22 +158,28 @@ def _kept(model: ModelShape, layers: LayerRange, tp: int, size: int) -> _Kept:
     if layers.first == 0:
         from_b += size * hidden
     if layers.last == model.layers - 1:
-        until_b += FP32_BYTES * (model.vocab + 1)
+        vocab = _share(model.vocab, tp)
+        until_b += FP32_BYTES * (vocab + 1) + (_SHARED_LOSS_BYTES if tp > 1 else 0)
         until_w += size * 2 * hidden + FP32_BYTES
-        from_b += size * (hidden + model.vocab)
+        from_b += size * (hidden + vocab)
     return _Kept(until_b, until_w, from_b, size * hidden)
 
 
 def num_parameters(model: ModelShape, layers: LayerRange, tp: int) -> int:
-    """Parameters on one member: its shard of the projections, and whole norms and tables."""
-    hidden = model.hidden
-    per_layer = sharded_parameters(model, tp) + 2 * hidden
-    total = (layers.last - layers.first + 1) * per_layer
-    if layers.first == 0:
-        total += model.vocab * hidden
-    if layers.last == model.layers - 1:
-        total += model.vocab * hidden + hidden
-    return total
+    """Parameters on one member: its shards of projections and tables, and whole norms."""
+    projections = (layers.last - layers.first + 1) * sharded_parameters(model, tp)
+    tables = _num_tables(model, layers) * _share(model.vocab, tp) * model.hidden
+    return projections + tables + whole_parameters(model, layers)
+
+
+def whole_parameters(model: ModelShape, layers: LayerRange) -> int:
+    """Parameters that every member holds whole: the norms."""
+    has_final_norm = layers.last == model.layers - 1
+    return (2 * (layers.last - layers.first + 1) + has_final_norm) * model.hidden
+
+
+def _num_tables(model: ModelShape, layers: LayerRange) -> int:
+    return (layers.first == 0) + (layers.last == model.layers - 1)
 
 
 def sharded_parameters(model: ModelShape, tp: int) -> int:
@@ -183,11 +194,19 @@ def move_bytes(model: ModelShape, move: ShardMove | ShardLoad) -> int:
 
     In bf16 the parameters are the master copy, of which the one that F reads is made anew.
     """
-    cut = sharded_parameters(model, 1)
     layer = LayerRange(move.layer, move.layer)
-    whole = num_parameters(model, layer, 1) - cut
-    elements = whole if move.replicated else cut // move.num_chunks
-    return 3 * elements * FP32_BYTES
+    if move.replicated:
+        return 3 * whole_parameters(model, layer) * FP32_BYTES
+
+    def run(units: int) -> int:
+        """Units of the chunk, by the executor's rule: near-equal runs, copies where they lack."""
+        start = move.chunk * units // move.num_chunks
+        return max(start + 1, (move.chunk + 1) * units // move.num_chunks) - start
+
+    width = model.hidden // max(model.heads, 1)
+    columns = 2 * (run(model.heads) + run(model.kv_heads)) * width + 3 * run(model.ffn)
+    rows = _num_tables(model, layer) * run(model.vocab)
+    return 3 * (columns + rows) * model.hidden * FP32_BYTES
 
 
 def peak_partials(done: Iterable[MicroBatch], num_microbatches: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from resihp.compiler.assignment import assign
-from resihp.compiler.facts import num_parameters, sharded_parameters
+from resihp.compiler.facts import num_parameters, whole_parameters
 from resihp.compiler.sources import Part, State
 from resihp.ir.model import GroupName, LayerRange, Mesh
 
@@ -64,17 +64,16 @@ def seats(
 def _kept(state: State, parts: Sequence[Part], rank: int, degree: int) -> list[int]:
     """Parameters that `rank` need not be given, for each seat of a group of `degree`."""
     model, kept = state.previous.model, [0] * degree
-    cut = sharded_parameters(model, 1)
     for part in parts:
         held = state.held(rank, part.layers.first)
         if not held:
             continue
-        num_layers = part.layers.last - part.layers.first + 1
-        whole = num_parameters(model, part.layers, 1) - num_layers * cut
+        whole = whole_parameters(model, part.layers)
+        cut = num_parameters(model, part.layers, 1) - whole
         for seat in range(degree):
             shard = state.shard(seat, degree)
             common = min(held.stop, shard.stop) - max(held.start, shard.start)
-            kept[seat] += whole + num_layers * cut * max(common, 0) // state.num_chunks
+            kept[seat] += whole + cut * max(common, 0) // state.num_chunks
     return kept
 
 

@@ -68,12 +68,12 @@ class _Sizes:
 
     def __init__(self, plan: Plan) -> None:
         self._model = plan.model
-        self._known: dict[tuple[bool, bool, bool, int], int] = {}
+        self._known: dict[tuple[bool, bool, bool, int, int], int] = {}
 
     def of(self, move: ShardMove | ShardLoad) -> int:
         """Parameters and moments of one move."""
         is_first, is_last = move.layer == 0, move.layer == self._model.layers - 1
-        key = is_first, is_last, move.replicated, move.num_chunks
+        key = is_first, is_last, move.replicated, move.chunk, move.num_chunks
         if key not in self._known:
             self._known[key] = move_bytes(self._model, move)
         return self._known[key]

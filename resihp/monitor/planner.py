@@ -51,7 +51,6 @@ class Planner:
             self._cluster,
             precision=job.compute.precision,
             max_tp=job.parallel.tp,
-            shards_tables=False,  # our executor keeps the embedding and the head whole
         )
 
     def initial(self) -> VerifiedPlan:

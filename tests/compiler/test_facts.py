@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -20,9 +21,9 @@ from resihp.config import ModelConfig
 from resihp.executor.gradients import GradientTree
 from resihp.executor.init import initial_parameters
 from resihp.executor.layouts import local_shape
+from resihp.executor.model import StageOptions
 from resihp.executor.models import build_model
 from resihp.executor.packing import MicroBatch as Tokens
-from resihp.executor.tp import SingleMember
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Batch, GroupName, LayerRange, Op
 from resihp.ir.placement import placement_of
@@ -78,39 +79,80 @@ def packed(num_segments: int) -> Tokens:
 
 
 @in_ranges
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [1, 2, 4])
 def test_parameters_are_those_of_the_executor(layers, tp):
-    """The sum over the executor's own local shapes."""
+    """The sum over the executor's own local shapes, at TP 4 with copies of both KV heads."""
     shapes = [local_shape(MODEL.layout(name), tp, 0) for name in MODEL.tensors(*layers)]
     assert num_parameters(SHAPE, layers, tp) == sum(map(math.prod, shapes))
 
 
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(8, 99), st.integers(258, 299))
+def test_of_near_equal_shards_the_longest_counts(tp, ffn, vocab):
+    """Columns and rows that do not divide: no member has more, tensor by tensor."""
+    config = msgspec.structs.replace(
+        CONFIG, num_attention_heads=8, intermediate_size=ffn, vocab_size=vocab
+    )
+    model, shape, layers = build_model(config), config.shape("uneven"), LayerRange(0, 3)
+    longest = sum(
+        max(math.prod(local_shape(model.layout(name), tp, index)) for index in range(tp))
+        for name in model.tensors(*layers)
+    )
+    assert num_parameters(shape, layers, tp) == longest
+
+
 @pytest.mark.parametrize("layer", range(CONFIG.num_hidden_layers))
-def test_a_move_has_the_bytes_of_the_tensors_that_it_carries(layer):
+@pytest.mark.parametrize("num_chunks", [1, 2, 4])
+def test_a_move_has_the_bytes_of_the_tensors_that_it_carries(layer, num_chunks):
     """Parameters and both moments: a chunk of each tensor that is cut, or all whole ones."""
-    sizes = {True: 0, False: 0}
-    for name in MODEL.tensors(layer, layer):
-        sizes[MODEL.layout(name).dim is None] += math.prod(MODEL.layout(name).shape)
+    layouts = [MODEL.layout(name) for name in MODEL.tensors(layer, layer)]
     whole = ShardMove(layer=layer, chunk=0, num_chunks=1, source=0, target=1, replicated=True)
-    chunk = ShardMove(layer=layer, chunk=1, num_chunks=2, source=0, target=1)
-    assert move_bytes(SHAPE, whole) == sizes[True] * 3 * 4
-    assert move_bytes(SHAPE, chunk) == sizes[False] // 2 * 3 * 4
+    norms = sum(math.prod(layout.shape) for layout in layouts if layout.dim is None)
+    assert move_bytes(SHAPE, whole) == norms * 3 * 4
+    for chunk in range(num_chunks):
+        move = ShardMove(layer=layer, chunk=chunk, num_chunks=num_chunks, source=0, target=1)
+        cut = sum(
+            math.prod(local_shape(layout, num_chunks, chunk))
+            for layout in layouts
+            if layout.dim is not None
+        )
+        assert move_bytes(SHAPE, move) == cut * 3 * 4
+
+
+class Member:
+    """One member of a TP group whose others are silent: it keeps what it would keep with them."""
+
+    def __init__(self, degree: int) -> None:
+        self.degree = degree
+        self.index = 0
+
+    def all_reduce_(self, tensor: torch.Tensor) -> None:
+        """Nobody adds anything."""
 
 
 @in_ranges
-def test_activations_are_those_that_a_real_stage_keeps(layers):
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
+def test_activations_are_those_that_a_real_stage_keeps(layers, tp, precision, recomputes):
     """After F and after B of packed documents, to a few scalars."""
-    facts = stage_facts(SHAPE, Batch(microbatches=1, tokens=NUM_TOKENS), layers, 1, 1)
-    names = MODEL.tensors(*layers)
-    parameters = initial_parameters(MODEL, names, seed=1, degree=1, index=0)
-    stage = MODEL.stage(layers.first, layers.last, SingleMember(), parameters)
+    batch = Batch(microbatches=1, tokens=NUM_TOKENS)
+    facts = stage_facts(SHAPE, batch, layers, tp, 1, precision, recomputes=recomputes)
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    initial = initial_parameters(MODEL, MODEL.tensors(*layers), seed=1, degree=tp, index=0)
+    parameters = {name: tensor.to(dtype) for name, tensor in initial.items()}
+    options = StageOptions(recompute=recomputes)
+    stage = MODEL.stage(layers.first, layers.last, Member(tp), parameters, options)
     tokens = packed(num_segments=4)
+
+    def boundary():
+        return torch.randn(NUM_TOKENS, CONFIG.hidden_size).to(dtype)
+
     with Storages() as storages:
-        x_TD = None if stage.has_embedding else torch.randn(NUM_TOKENS, CONFIG.hidden_size)
+        x_TD = None if stage.has_embedding else boundary()
         stage.forward((0, 0), tokens, x_TD, loss_scale=1.0)
         del x_TD
         after_f = storages.num_bytes
-        dy_TD = None if stage.has_head else torch.randn(NUM_TOKENS, CONFIG.hidden_size)
+        dy_TD = None if stage.has_head else boundary()
         stage.backward_input((0, 0), dy_TD)
         del dy_TD
         after_b = storages.num_bytes

@@ -71,7 +71,7 @@ def test_a_device_that_is_too_small_is_refused_in_one_sentence():
         plan_of(memory_bytes=state)
     message = str(caught.value)
     assert message.startswith("dp0.pp0 (layers 0..2, TP 2) needs ")
-    assert message.endswith("MiB on each rank and a device has 1.87 MiB")
+    assert message.endswith("MiB on each rank and a device has 1.637 MiB")
 
 
 def test_the_smallest_memory_that_is_accepted_is_what_the_verifier_asks_for():
