@@ -1,6 +1,6 @@
 """A model from the `config.json` of the Hugging Face format.
 
-Only the sizes are read. What this family of models does not have (experts, other attention,
+Only what decides sizes is read. What this family of models does not have (experts, other attention,
 head sizes that are not hidden / heads) is refused by name.
 """
 
@@ -34,6 +34,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: Count | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    use_sliding_window: bool = False
 
 
 def model_of_config(data: bytes, *, name: str, path: str) -> Model:
@@ -50,6 +51,8 @@ def model_of_config(data: bytes, *, name: str, path: str) -> Model:
     if config.model_type not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise UserError(f"{path}: model_type {config.model_type!r} is none of {known}")
+    if config.use_sliding_window:
+        raise UserError(f"{path}: use_sliding_window = true; such models are not described yet")
     heads, hidden = config.num_attention_heads, config.hidden_size
     kv_heads = config.num_key_value_heads or heads
     if hidden % heads or heads % kv_heads:

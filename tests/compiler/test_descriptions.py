@@ -99,6 +99,7 @@ def test_a_tied_table_counts_once():
         ({"hidden_size": 0}, "hidden_size"),
         ({"num_key_value_heads": 5}, "do not divide"),
         ({"head_dim": 64}, "head_dim 64 is not"),
+        ({"use_sliding_window": True}, "use_sliding_window = true"),
         ({"vocab_size": "many"}, "vocab_size"),
     ],
 )
