@@ -30,9 +30,8 @@ Kept per token and layer of a micro-batch:
 
 Each stage adds the rotary tables E (F to B); the last one its final norm (input D, reciprocal 1,
 output D, gradient D), the log-probabilities V and loss gradients 1 (F to B; where members share
-the vocabulary 14 bytes more: scale, row and flags), and the gradient of the logits V (B to W); the
-first one the gradient of the embedded tokens D (B to W). What lives
-only inside one instruction is not counted.
+the vocabulary a scale 1 more), and the gradient of the logits V (B to W); the first one the
+gradient of the embedded tokens D (B to W). What lives only inside one instruction is not counted.
 
 A stage that computes its forward again keeps only its input D from F to B; the first one, whose
 input is token numbers, nothing. B then has all of the tables above at once.
@@ -76,8 +75,8 @@ __all__ = [
 ]
 
 FP32_BYTES = 4
-_SHARED_LOSS_BYTES = 14
-"""Of a token: fp32 scale, int64 row, two flags."""
+_SHARED_LOSS_BYTES = 4
+"""Of a token: the fp32 scale of its exponentials."""
 PARAMETER_BYTES: dict[Precision, int] = {"fp32": 16, "bf16": 18}
 """Resident for each parameter beside the sums of gradients."""
 
