@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+# The generator of random plans lies with the tests of the language.
+sys.path[:0] = [str(HERE), str(HERE.parent / "ir")]
 torch.set_num_threads(1)
 
 

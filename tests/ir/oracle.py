@@ -5,7 +5,8 @@
     python tests/ir/oracle.py --seed 17 --executed   one of the second part, and run it
 
 Part one asks the verifier and the slow oracle about random plans and mutants, under all
-transports. Part two also runs them on gloo. Every case follows from its seed.
+transports. Part two also runs them with the executor's interpreter. Every case follows from its
+seed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the processes of a team import this file too: it must cost them nothing
-    from gloo_team import Outcome, Runner
+    from plan_runner import Outcome, Runner
     from trial import Case
 
 CASES, EXECUTED = 3000, 320
@@ -70,7 +71,7 @@ def _compare(seeds: range) -> bool:
 
 def _execute(seeds: range) -> bool:
     """Part two; whether a plan that is accepted does not train right."""
-    from gloo_team import Runner
+    from plan_runner import Runner
     from trial import executable_case_of, findings_of
 
     start, table, bad = time.monotonic(), Counter[tuple[bool, str]](), False
@@ -87,7 +88,7 @@ def _execute(seeds: range) -> bool:
             if found and outcome.verdict == "right":
                 strict[" ".join(found)] += 1
     verdicts = ("right", "wrong", "hang", "error")
-    print(f"\n{len(seeds)} of them run on gloo in {time.monotonic() - start:.0f} s")
+    print(f"\n{len(seeds)} of them run by the interpreter in {time.monotonic() - start:.0f} s")
     print(f"{'':20}" + "".join(f"{verdict:>10}" for verdict in verdicts))
     for accepted in (True, False):
         print(
@@ -109,7 +110,7 @@ def _outcome(runner: Runner, case: Case, *, expect_right: bool) -> Outcome:
 
 
 def _show(seed: int, *, executed: bool) -> int:
-    from gloo_team import Runner
+    from plan_runner import Runner
     from trial import case_of, executable_case_of, why_refused
 
     from resihp.ir.parser import parse

@@ -1,4 +1,4 @@
-"""Execution is the judge of the verifier: plans and mutants are verified, then run on gloo.
+"""Execution is the judge of the verifier: plans and mutants are verified, then run for real.
 
 `make oracle` does the same with many more; `python tests/ir/oracle.py --help` says how to look at
 one of them.
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gloo_team import Runner
 from plan_build import make_plan
+from plan_runner import Runner
 from trial import Case, executable_case_of, findings_of
 
 from resihp.ir.model import GroupName, Instr, ModelShape, Op, Plan
@@ -77,15 +77,17 @@ def test_swapped_tensors_give_another_gradient(runner):
 
 
 def test_a_circle_hangs(runner):
-    """Nobody moves: that is seen without waiting for a time-out of gloo."""
-    plan = small(microbatches=1)
-    waits_first = changed(
-        plan,
-        0,
-        [Instr(Op.SEND_ACT, 0), Instr(Op.RECV_GRAD, 0), Instr(Op.BW, 0)],
-        [Instr(Op.RECV_GRAD, 0), Instr(Op.BW, 0), Instr(Op.SEND_ACT, 0)],
-    )
-    assert runner.run(waits_first, quiet_s=0.5).verdict == "hang"
+    """The last stage waits for a tensor that the first one makes after what comes back to it.
+
+    Nobody moves: that is seen without waiting for a time-out of gloo.
+    """
+    plan = small(microbatches=3)
+    body = list(plan.streams[1].body)
+    receives = [instr for instr in body if instr.op is Op.RECV_ACT]
+    of_the_last = [i for i in body if i.microbatch == 2 and i not in receives]
+    others = [i for i in body if i not in receives and i not in of_the_last]
+    circle = changed(plan, 1, body, [*receives, *of_the_last, *others])
+    assert runner.run(circle, quiet_s=0.5).verdict == "hang"
 
 
 def test_a_missing_tensor_is_an_error(runner):

@@ -8,8 +8,8 @@ import msgspec
 import plan_oracle
 import pytest
 import transport_oracle
-from gloo_team import Runner
 from plan_generator import EXECUTABLE, LARGE, as_schedule, generate
+from plan_runner import Runner
 
 from resihp.compiler.lower import everywhere, lower
 from resihp.ir.model import Plan
