@@ -1,57 +1,83 @@
-"""Sum of weight gradients over replicas whose TP degrees may differ, in a fixed order.
+"""Sums of one stage's weight gradients: over micro-batches where they run, then over replicas.
 
-The unit is chunk c of N, N being the largest TP degree among the replicas of the stage: each
-replica has exactly one member that holds chunk c of every sharded tensor (and all replicated
-ones). Those members form a group. Inside it every member owns one slice: it gets that slice of
-everybody's partial sums, adds them along the fixed tree over (home replica, micro-batch), and
-sends the result to all. So the bits depend neither on who ran what nor on the world size.
+A reducer takes each micro-batch's gradients as W makes them and gives the gradient of the global
+batch at REDUCE_GRADS. The TP degrees of the replicas may differ: the unit is chunk c of N, N being
+the largest degree, and group c has of each replica the one member that holds chunk c
+(`resihp.executor.shards`).
+
+- `OrderedReducer`, numerics `bitwise`: partial sums are kept along the fixed tree over (home
+  replica, micro-batch). Every member of a group owns one slice: it gets that slice of everybody's
+  partial sums, adds them in the order of the tree, and sends the result to all. So the bits
+  depend neither on who ran what nor on the world size.
+- `FastReducer`, numerics `fast`: one sum per rank, in order of arrival, and an all-reduce.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from resihp.executor.device.interface import Communicator
 from resihp.executor.flat import split_flat
 from resihp.executor.gradients import GradientTree, Node, tree_sum
-from resihp.executor.groups import Communicator
-from resihp.executor.layouts import slice_of
-from resihp.executor.model import Model
+from resihp.executor.model import Key
+from resihp.executor.shards import StageShards
 from resihp.ir.model import Op, Plan
-from resihp.ir.program import Program
+from resihp.ir.placement import placement_of
 
-__all__ = ["ReduceGroup", "Reducer", "hosted_nodes", "reduce_groups", "run_by"]
-
-
-class ReduceGroup(NamedTuple):
-    """The ranks, in order of replica, that hold chunk `chunk` of `num_chunks` of a stage."""
-
-    chunk: int
-    num_chunks: int
-    ranks: tuple[int, ...]
+__all__ = ["FastReducer", "OrderedReducer", "Reducer", "hosted_nodes", "weights_run_by"]
 
 
-def reduce_groups(plan: Plan, pp: int) -> list[ReduceGroup]:
-    """Every reduction group at position `pp` of the pipeline, in order of chunk."""
-    groups = sorted(
-        (group for group in plan.groups if group.pp == pp), key=lambda group: group.replica
-    )
-    num_chunks = max(group.tp for group in groups)
-    return [
-        ReduceGroup(chunk, num_chunks, tuple(g.ranks[chunk * g.tp // num_chunks] for g in groups))
-        for chunk in range(num_chunks)
-    ]
+class Reducer(Protocol):
+    """Gradient sums of one stage on one rank, for the life of a generation."""
+
+    def add(self, key: Key, grads: dict[str, Tensor]) -> None:
+        """Compute stream: one micro-batch's gradients, which belong to the reducer from now on."""
+        ...
+
+    def reduce(self) -> dict[str, Tensor]:
+        """Communication stream: the gradient of the global batch, fp32 in local shapes.
+
+        It stays valid until the next iteration adds to the reducer or reduces. CommError where a
+        member is gone.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Drop all sums, as after an aborted iteration."""
+        ...
+
+
+def weights_run_by(plan: Plan, stage: int) -> dict[int, list[Key]]:
+    """(home, number) of the micro-batches whose weight gradients of `stage` each replica computes.
+
+    Replicas without a group there are left out.
+    """
+    placement = placement_of(plan)
+    pp = placement.pp[stage]
+    found: dict[int, list[Key]] = {group.replica: [] for group in plan.groups if group.pp == pp}
+    for stream in plan.streams:
+        if stream.pp != pp:
+            continue
+        for instr in stream.body:
+            if instr.op not in (Op.W, Op.BW) or placement.stage_of(pp, instr) != stage:
+                continue
+            assert instr.microbatch is not None
+            for replica in stream.replicas:
+                home = replica if instr.home is None else instr.home
+                found[replica].append((home, instr.microbatch))
+    return found
 
 
 def hosted_nodes(
-    microbatches: Sequence[tuple[int, int]], num_replicas: int, num_microbatches: int
+    microbatches: Sequence[Key], num_replicas: int, num_microbatches: int
 ) -> list[tuple[int, Node]]:
     """Nodes of the gradient trees that one rank ends up with, from what it runs.
 
-    `microbatches` are (home, number) pairs. All members know it of each other from the plan.
+    All members know it of each other from the plan.
     """
     tree = GradientTree(num_replicas, num_microbatches)
     for home, number in microbatches:
@@ -59,93 +85,161 @@ def hosted_nodes(
     return [(home, node) for home in range(num_replicas) for node in tree.take_partials(home)]
 
 
-def run_by(program: Program) -> list[tuple[int, int]]:
-    """(home, number) of every micro-batch whose weight gradients a program computes."""
-    return [
-        (instr.home, instr.microbatch)
-        for instr in program.instrs
-        if instr.op in (Op.W, Op.BW) and instr.home is not None and instr.microbatch is not None
-    ]
-
-
-class Reducer:
-    """Reduces the gradients of one rank; built once per generation."""
+class OrderedReducer:
+    """Sums in a fixed order (see the module)."""
 
     def __init__(
         self,
-        model: Model,
-        plan: Plan,
-        program: Program,
-        communicators: Mapping[int, Communicator],
-        nodes_of_member: Mapping[int, list[tuple[int, Node]]],
+        shards: StageShards,
+        groups: Mapping[int, Communicator],
+        gather: Communicator,
+        nodes: Mapping[int, Sequence[tuple[int, Node]]],
+        num_replicas: int,
+        num_microbatches: int,
     ) -> None:
-        """`communicators` by chunk held here; `nodes_of_member` by rank of the stage."""
-        self._model = model
-        self._program = program
-        self._groups = {
-            group.chunk: group
-            for group in reduce_groups(plan, program.group.pp)
-            if group.chunk in communicators
-        }
-        self._communicators = communicators
-        self._nodes = nodes_of_member
-        self._shape = (plan.mesh.dp, plan.batch.microbatches)
+        """`groups` by chunk held here; `nodes` by any rank of the groups (`hosted_nodes`)."""
+        self._shards = shards
+        self._groups = groups
+        self._gather = gather
+        self._nodes = nodes
+        self._shape = num_replicas, num_microbatches
+        self._names = (*shards.cut, *shards.replicated)
+        self._tree = GradientTree(num_replicas, num_microbatches)
+        self._reduced: dict[str, Tensor] | None = None
+        self._nothing = torch.empty(0, device=shards.device)
+        self._is_alone = not shards.copied and all(group.degree == 1 for group in groups.values())
 
-    def reduce(self, tree: GradientTree, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The gradient of the global batch, local shards named and shaped as `like`.
+    def add(self, key: Key, grads: dict[str, Tensor]) -> None:
+        """See `Reducer`."""
+        self._tree.add(*key, {name: grad.float() for name, grad in grads.items()})
 
-        Empties the tree. Runs on the communication stream. CommError where a member is gone.
-        """
+    def discard(self) -> None:
+        """See `Reducer`."""
+        self._tree.discard_all()
+
+    def reduce(self) -> dict[str, Tensor]:
+        """See `Reducer`."""
+        if self._is_alone:
+            return self._sum_alone()
         num_replicas = self._shape[0]
         partials = [
             ((home, node), grads)
             for home in range(num_replicas)
-            for node, grads in tree.take_partials(home).items()
+            for node, grads in self._tree.take_partials(home).items()
         ]
-        assert [key for key, _ in partials] == self._nodes[self._program.rank]
-        reduced = {name: torch.empty_like(tensor) for name, tensor in like.items()}
-        for chunk, group in self._groups.items():
-            flats = [self._flatten(grads, group) for _, grads in partials]
-            self._unflatten(self._reduce_chunk(chunk, group, flats), reduced, group)
-        return reduced
+        for group in self._groups.values():
+            mine = self._nodes[group.ranks[group.index]]
+            assert [key for key, _ in partials] == mine, "other micro-batches than the plan's"
+        flats = {
+            chunk: self._reduce_chunk(chunk, group, [grads for _, grads in partials])
+            for chunk, group in self._groups.items()
+        }
+        if self._reduced is None:
+            self._reduced = self._shards.empty()
+        self._shards.unflatten(flats, self._reduced, self._gather, names=self._names)
+        return self._reduced
 
-    def _views(self, tensors: Mapping[str, Tensor], group: ReduceGroup) -> list[Tensor]:
-        """What the group sums: its chunk of sharded tensors, replicated ones whole."""
-        where = group.chunk, group.num_chunks, self._program.tp, self._program.tp_index
-        return [
-            slice_of(self._model.layout(name), tensor, *where)
-            for name, tensor in sorted(tensors.items())
-        ]
+    def _sum_alone(self) -> dict[str, Tensor]:
+        """Everything ran here, with whole chunks: no exchange and no copy."""
+        sums = [self._tree.take(home) for home in range(self._shape[0])]
+        if len(sums) == 1:
+            return sums[0]
+        return {name: tree_sum([grads[name] for grads in sums]) for name in sums[0]}
 
-    def _flatten(self, grads: Mapping[str, Tensor], group: ReduceGroup) -> Tensor:
-        return torch.cat([view.reshape(-1) for view in self._views(grads, group)])
-
-    def _unflatten(self, flat: Tensor, into: Mapping[str, Tensor], group: ReduceGroup) -> None:
-        views = self._views(into, group)
-        parts = split_flat(flat, [view.numel() for view in views])
-        for view, part in zip(views, parts, strict=True):
-            view.copy_(part.view(view.shape))
-
-    def _reduce_chunk(self, chunk: int, group: ReduceGroup, flats: list[Tensor]) -> Tensor:
+    def _reduce_chunk(
+        self, chunk: int, group: Communicator, partials: Sequence[Mapping[str, Tensor]]
+    ) -> Tensor:
         """Everybody's partial sums of one chunk, added in the order of the tree."""
-        communicator = self._communicators[chunk]
-        degree = communicator.degree
-        length = flats[0].numel()
+        degree = group.degree
+        flats = [
+            self._shards.flatten(grads, chunk, names=self._names, padded_to=degree)
+            for grads in partials
+        ]
+        length = self._shards.length(chunk, self._names)
         piece = -(-length // degree)
-        padded = [torch.nn.functional.pad(flat, (0, piece * degree - length)) for flat in flats]
         outgoing = [
-            torch.cat([flat[member * piece : (member + 1) * piece] for flat in padded])
-            for member in range(degree)
+            _cat([flat.narrow(0, at * piece, piece) for flat in flats] or [self._nothing])
+            for at in range(degree)
         ]
         nodes = [self._nodes[rank] for rank in group.ranks]
-        received = communicator.all_to_all(outgoing, [piece * len(held) for held in nodes])
+        received = group.all_to_all(outgoing, [piece * len(held) for held in nodes])
         parts = {
             key: part
             for held, block in zip(nodes, received, strict=True)
             for key, part in zip(held, split_flat(block, [piece] * len(held)), strict=True)
         }
         mine = _sum_in_order(parts, *self._shape)
-        return communicator.all_gather(mine).reshape(-1)[:length]
+        return group.all_gather(mine).reshape(-1)[:length]
+
+
+class FastReducer:
+    """One sum per rank and an all-reduce (see the module).
+
+    Replicated tensors are added in member order instead where there are several chunks: a ring's
+    order depends on the length of what it sums, and two chunks must not give other bits.
+    """
+
+    def __init__(
+        self, shards: StageShards, groups: Mapping[int, Communicator], gather: Communicator
+    ) -> None:
+        """`groups` by chunk held here."""
+        self._shards = shards
+        self._groups = groups
+        self._gather = gather
+        self._flat, self._sums = shards.flat_buffer()
+        self._in_place = len(shards.chunks) == 1 and not shards.copied
+        """What is cut is exactly one chunk, so that the sums can be reduced where they are."""
+        self._reduced = self._sums if self._in_place else shards.empty()
+        self._num_added = 0
+
+    def add(self, key: Key, grads: dict[str, Tensor]) -> None:
+        """See `Reducer`."""
+        for name, total in self._sums.items():
+            if self._num_added:
+                total.add_(grads[name])
+            else:
+                total.copy_(grads[name])
+        self._num_added += 1
+
+    def discard(self) -> None:
+        """See `Reducer`."""
+        self._num_added = 0
+
+    def reduce(self) -> dict[str, Tensor]:
+        """See `Reducer`."""
+        if not self._num_added:
+            self._flat.zero_()
+        self._num_added = 0
+        shards = self._shards
+        if shards.num_chunks == 1:
+            self._groups[0].all_reduce_(self._flat)
+            return self._reduced
+        flats: dict[int, Tensor] = {}
+        for chunk, group in self._groups.items():
+            if self._in_place:
+                flats[chunk] = self._flat[: shards.length(chunk, shards.cut)]
+            else:
+                flats[chunk] = shards.flatten(self._sums, chunk, names=shards.cut)
+            group.all_reduce_(flats[chunk])
+        if not self._in_place:
+            shards.unflatten(flats, self._reduced, self._gather, names=shards.cut)
+        self._reduce_replicated()
+        return self._reduced
+
+    def _reduce_replicated(self) -> None:
+        names = self._shards.replicated
+        if not names:
+            return
+        mine = _cat([self._sums[name].reshape(-1) for name in names])
+        for group in self._groups.values():
+            total = tree_sum(list(group.all_gather(mine)))
+            parts = split_flat(total, [self._sums[name].numel() for name in names])
+            for name, part in zip(names, parts, strict=True):
+                self._reduced[name].copy_(part.view(self._sums[name].shape))
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _sum_in_order(

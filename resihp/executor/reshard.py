@@ -6,6 +6,7 @@ moments of one layer's chunk (or of its replicated tensors) as one flat message.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -13,18 +14,20 @@ from torch import Tensor
 
 from resihp.config import JobConfig
 from resihp.executor.adamw import AdamW
-from resihp.executor.device.interface import STATE, Tag
-from resihp.executor.flat import split_flat
+from resihp.executor.device.interface import STATE, Tag, Wire
+from resihp.executor.flat import FP32_BYTES, split_flat, tensor_of
 from resihp.executor.layouts import local_shape, slice_of
 from resihp.executor.model import Model, tensors_of
-from resihp.executor.state import Holding
-from resihp.executor.stream import Event, ThreadStream
-from resihp.executor.transport import Transport
+from resihp.executor.state import Holding, holding_of
+from resihp.executor.stream import Event, Stream
 from resihp.ir.model import Plan
 from resihp.ir.program import Program
 from resihp.ir.reshard import ShardMove, chunks_of_member, num_state_chunks, transfers
 
 __all__ = ["Resharding", "state_targets"]
+
+NUM_KINDS = 3
+"""Parameters and both moments, fp32 all: bf16 copies are made anew where they are needed."""
 
 
 def state_targets(moves: tuple[ShardMove, ...], rank: int) -> set[int]:
@@ -35,8 +38,17 @@ def state_targets(moves: tuple[ShardMove, ...], rank: int) -> set[int]:
 class Resharding:
     """One rank's part in the reconfiguration from `previous` to `plan`."""
 
-    def __init__(self, model: Model, job: JobConfig, previous: Plan, plan: Plan, rank: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        job: JobConfig,
+        previous: Plan,
+        plan: Plan,
+        rank: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self._model = model
+        self._device = device
         self._optimizer = job.optimizer
         self._rank = rank
         self._num_chunks = num_state_chunks(previous, plan)
@@ -44,55 +56,41 @@ class Resharding:
         self.received_bytes = 0
 
     async def run(
-        self,
-        old: Holding | None,
-        program: Program | None,
-        transport: Transport,
-        stream: ThreadStream,
+        self, old: Holding | None, program: Program | None, wire: Wire, stream: Stream
     ) -> Holding | None:
         """Send what others lack, receive what we lack; the new holding (None: standby).
 
         `old` is not changed. The number of updates is for `TrainState.prepare` to set. Raises
         `CommError` or `PeerLost` where a peer is gone.
         """
-        new, arriving = await self._expect(old, program, transport, stream)
+        arriving = [
+            (move, wire.receive(move.source, _tag(number), self._num_bytes(move)))
+            for number, move in enumerate(self.moves)
+            if move.target == self._rank
+        ]
         for number, move in enumerate(self.moves):
             if move.source == self._rank:
                 assert old is not None, "asked to send state that is not here"
                 held = old
                 packed = stream.submit(lambda held=held, move=move: self._pack(held, move))
-                transport.send(move.target, _tag(number), packed)
+                wire.send(move.target, _tag(number), packed)
                 await packed.wait_async()
-        if new is None:
-            return None if program is None or old is None else Holding(program, old.optimizer)
+        if program is None:
+            return None
+        if old is not None and _same_place(old.program, program):
+            assert not arriving
+            return old._replace(program=program)
         built = stream.submit(
-            lambda: self._build(old, new, arriving), waits=[event for _, event in arriving]
+            lambda: self._build(old, program, arriving), waits=[event for _, event in arriving]
         )
         return await built.wait_async()
 
-    async def _expect(
-        self,
-        old: Holding | None,
-        program: Program | None,
-        transport: Transport,
-        stream: ThreadStream,
-    ) -> tuple[Holding | None, list[tuple[ShardMove, Event]]]:
-        """The new holding, still to be filled, and what arrives for it.
-
-        None where there is nothing to fill: on standby, or at the place that we had.
-        """
-        numbered = [(n, move) for n, move in enumerate(self.moves) if move.target == self._rank]
-        if program is None or (old is not None and _same_place(old.program, program)):
-            assert not numbered
-            return None, []
-        new: Holding = await stream.submit(lambda: self._empty(program)).wait_async()
-        return new, [
-            (move, transport.receive(move.source, _tag(number), self._num_bytes(new, move)))
-            for number, move in numbered
+    def _num_bytes(self, move: ShardMove) -> int:
+        sizes = [
+            math.prod(local_shape(self._model.layout(name), move.num_chunks, move.chunk))
+            for name in self._names(move.layer, replicated=move.replicated)
         ]
-
-    def _num_bytes(self, holding: Holding, move: ShardMove) -> int:
-        return 4 * sum(piece.numel() for piece in self._pieces(holding, move))
+        return NUM_KINDS * FP32_BYTES * sum(sizes)
 
     def _names(self, layer: int, *, replicated: bool) -> list[str]:
         names = self._model.tensors(layer, layer)
@@ -108,33 +106,34 @@ class Resharding:
         return torch.cat([piece.reshape(-1) for piece in self._pieces(holding, move)])
 
     def _build(
-        self, old: Holding | None, new: Holding, arrived: list[tuple[ShardMove, Event]]
+        self, old: Holding | None, program: Program, arrived: list[tuple[ShardMove, Event]]
     ) -> Holding:
+        new = Holding(program, self._empty(program), {})
         if old is not None:
             self._keep(old, new)
         for move, event in arrived:
             pieces = list(self._pieces(new, move))
-            payload: memoryview = event.wait()
-            self.received_bytes += len(payload)
-            flat = torch.frombuffer(payload, dtype=torch.float32)
+            flat = tensor_of(event.wait(), torch.float32)
+            self.received_bytes += FP32_BYTES * flat.numel()
             parts = split_flat(flat, [piece.numel() for piece in pieces])
             for piece, part in zip(pieces, parts, strict=True):
                 piece.copy_(part.view(piece.shape))
-        return new
+        return holding_of(program, new.optimizer)
 
-    def _empty(self, program: Program) -> Holding:
+    def _empty(self, program: Program) -> AdamW:
         model, where = self._model, (program.tp, program.tp_index)
         names = tensors_of(model, program.layers)
         # NaN, so that a piece that nobody filled in can never pass for state.
         parameters, exp_avg, exp_avg_sq = (
             {
-                name: torch.full(local_shape(model.layout(name), *where), float("nan"))
+                name: torch.full(
+                    local_shape(model.layout(name), *where), float("nan"), device=self._device
+                )
                 for name in names
             }
-            for _ in range(3)
+            for _ in range(NUM_KINDS)
         )
-        optimizer = AdamW(self._optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-        return Holding(program, optimizer)
+        return AdamW(self._optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
 
     def _keep(self, old: Holding, new: Holding) -> None:
         """Copy what both layouts hold on this rank."""

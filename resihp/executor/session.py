@@ -21,15 +21,14 @@ from resihp.errors import GenerationClosed
 from resihp.executor.groups import Communicator, GroupFactory, open_store
 from resihp.executor.inject import Injector
 from resihp.executor.interpreter.run import Interpreter
+from resihp.executor.memberships import memberships
 from resihp.executor.models import build_model
-from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
 from resihp.executor.reshard import Resharding, state_targets
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.training import TrainingWork
 from resihp.executor.transport import Transport
-from resihp.executor.vote import Voter
 from resihp.ir.expand import expand
 from resihp.ir.model import Op, Plan
 from resihp.ir.parser import parse
@@ -134,13 +133,13 @@ class Session:
         self._send(Joined(generation=self.generation, hashes=hashes, moved_bytes=moved_bytes))
         self._log(
             f"{program.group} member {program.tp_index} of {program.tp}, "
-            f"layers {program.sole_layers}, from step {state.version}, "
+            f"layers {', '.join(map(str, program.layers))}, from step {state.version}, "
             f"{moved_bytes} bytes of state received"
         )
         await self.go
         state.go()
         self._injector.num_instrs = len(program.instrs)
-        self._interpreter = self._make_interpreter(plan, holding, *groups)
+        self._interpreter = self._make_interpreter(plan, holding, groups)
         await self._iterate(self._interpreter)
 
     async def _stand_by(self, plan: Plan) -> None:
@@ -166,23 +165,15 @@ class Session:
 
     # --- joining
 
-    async def _build_groups(
-        self, plan: Plan, program: Program
-    ) -> tuple[Communicator, Communicator, Communicator, dict[int, Communicator]]:
-        """All groups of this rank, in an order that is the same on every rank."""
+    async def _build_groups(self, plan: Plan, program: Program) -> dict[str, Communicator]:
+        """All groups of this rank by role, in an order that is the same on every rank."""
         timing = self._timing
         if self._deploy.store_rank == self._rank:
             self._store, port = await in_thread(lambda: open_store(timing.join_s))
             self._send(StoreOpened(generation=self.generation, port=port))
         port = await self.store_port
-        group = plan.group_of(self._rank)
-        assert group is not None
-        pp = group.pp
-        reductions = [
-            reduction for reduction in reduce_groups(plan, pp) if self._rank in reduction.ranks
-        ]
 
-        def build() -> tuple[Communicator, Communicator, Communicator, dict[int, Communicator]]:
+        def build() -> dict[str, Communicator]:
             factory = GroupFactory(
                 port,
                 self.generation,
@@ -194,13 +185,10 @@ class Session:
             if self._left:  # closed while we connected: `leave` did not see these groups
                 factory.release()
                 raise GenerationClosed("the generation is over")
-            world = factory.build("world", plan.active_ranks)
-            tp = factory.build(f"tp.{group.name}", group.ranks)
-            gather = factory.build(f"gather.{group.name}", group.ranks)
-            reduce = {
-                r.chunk: factory.build(f"reduce.pp{pp}.{r.chunk}", r.ranks) for r in reductions
+            return {
+                role: factory.build(name, ranks)
+                for role, name, ranks in memberships(self._model, plan, self._rank)
             }
-            return world, tp, gather, reduce
 
         parts = await in_thread(build)
         await self._transport.connect(
@@ -228,39 +216,19 @@ class Session:
         return holding, resharding.received_bytes
 
     def _make_interpreter(
-        self,
-        plan: Plan,
-        holding: Holding,
-        world: Communicator,
-        tp: Communicator,
-        gather: Communicator,
-        reduce: dict[int, Communicator],
+        self, plan: Plan, holding: Holding, groups: dict[str, Communicator]
     ) -> Interpreter:
-        model, program = self._model, holding.program
-        mesh, batch, pp = plan.mesh, plan.batch, program.group.pp
-        stage = model.stage(*program.sole_layers, tp, holding.parameters)
-        nodes = {
-            rank: hosted_nodes(run_by(expand(plan, rank)), mesh.dp, batch.microbatches)
-            for group in plan.groups
-            if group.pp == pp
-            for rank in group.ranks
-        }
-        first_replica = min(g.replica for g in plan.groups if g.pp == pp)
-        (number,) = program.stages
         work = TrainingWork(
-            program,
-            model,
-            {number: stage},
-            {number: Reducer(model, plan, program, reduce, nodes)},
+            self._model,
+            plan,
+            holding,
             self._state,
             self._batches,
-            gather_group=gather,
-            world=world,
-            voter=Voter(model.tensors(0, model.num_layers - 1), mesh.dp * batch.microbatches),
-            counts_norms=program.group.replica == first_replica,
+            groups,
+            numerics=self._job.compute.numerics,
         )
         return Interpreter(
-            program,
+            holding.program,
             work,
             compute=self._streams.compute,
             comm=self._streams.comm,

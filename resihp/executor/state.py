@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from resihp.config import JobConfig
@@ -24,18 +25,20 @@ from resihp.ir.program import Program
 from resihp.ir.reshard import chunks_of_member
 from resihp.wire.messages import Commit, StepRecord
 
-__all__ = ["Holding", "TrainState", "clip_scale", "initial_holding", "shard_hashes"]
+__all__ = ["Holding", "TrainState", "clip_scale", "holding_of", "initial_holding", "shard_hashes"]
 
 
 class Holding(NamedTuple):
-    """A rank's shards in one layout, with their optimizer."""
+    """A rank's shards of all its stages in one layout, with their optimizer."""
 
     program: Program
     optimizer: AdamW
+    working: dict[str, Tensor]
+    """What F and B read: the parameters themselves, or bf16 copies of them."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Shards by name."""
+        """Shards by name, fp32: what the optimizer updates and what moves."""
         return self.optimizer.parameters
 
     def kinds(self) -> tuple[Mapping[str, Tensor], ...]:
@@ -43,14 +46,31 @@ class Holding(NamedTuple):
         optimizer = self.optimizer
         return optimizer.parameters, optimizer.exp_avg, optimizer.exp_avg_sq
 
+    def refresh(self) -> None:
+        """Make the working copies anew after an update; they stay the same tensors."""
+        for name, parameter in self.parameters.items():
+            if self.working[name] is not parameter:
+                self.working[name].copy_(parameter)
 
-def initial_holding(model: Model, job: JobConfig, program: Program) -> Holding:
+
+def holding_of(program: Program, optimizer: AdamW) -> Holding:
+    """`optimizer` holds the shards of `program`'s layers; working copies are of its precision."""
+    parameters = optimizer.parameters
+    if program.precision == "fp32":
+        return Holding(program, optimizer, dict(parameters))
+    working = {name: parameter.to(torch.bfloat16) for name, parameter in parameters.items()}
+    return Holding(program, optimizer, working)
+
+
+def initial_holding(
+    model: Model, job: JobConfig, program: Program, device: torch.device | str = "cpu"
+) -> Holding:
     """The untrained shards of `program`'s layers; the same logical model in every layout."""
     names = tensors_of(model, program.layers)
     parameters = initial_parameters(
-        model, names, job.job.seed, degree=program.tp, index=program.tp_index
+        model, names, job.job.seed, degree=program.tp, index=program.tp_index, device=device
     )
-    return Holding(program, AdamW(job.optimizer, parameters))
+    return holding_of(program, AdamW(job.optimizer, parameters))
 
 
 def clip_scale(grad_norm: float, max_norm: float) -> float:
@@ -105,6 +125,7 @@ class TrainState:
             assert self.reduced is not None
             scale = clip_scale(record.grad_norm, self._job.optimizer.grad_clip)
             self.current.optimizer.step(self.reduced, record.learning_rate, scale)
+            self.current.refresh()
             self.updates += 1
         self.version += 1
 
@@ -193,5 +214,5 @@ def shard_hashes(model: Model, holding: Holding, num_chunks: int) -> dict[str, s
 def _digest(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(bytes_of(tensor.contiguous()))
+        digest.update(bytes_of(tensor.detach().cpu().contiguous()))
     return digest.hexdigest()

@@ -1,63 +1,95 @@
-"""The work of training: stages, gradient sums, reductions, the vote and the update of one rank.
+"""Training as the interpreter's `Work`: real stages, gradient sums, the vote and the update.
 
-Shapes: T tokens of a micro-batch, D hidden size.
+Payloads are tensors of shape (T, D): T tokens of a micro-batch, D hidden size.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from resihp.errors import CommError
-from resihp.executor.device.interface import Communicator
-from resihp.executor.gradients import GradientTree
-from resihp.executor.model import Key, Model, Stage
-from resihp.executor.reduce import Reducer
-from resihp.executor.sampler import GlobalBatches
-from resihp.executor.state import TrainState
-from resihp.executor.vote import Contribution, Voter, squared_norms
-from resihp.ir.program import Program, TensorType
+from resihp.executor.flat import tensor_of
+from resihp.executor.memberships import num_chunks_at
+from resihp.executor.model import Key, Stage, StageOptions
+from resihp.executor.reduce import (
+    FastReducer,
+    OrderedReducer,
+    Reducer,
+    hosted_nodes,
+    weights_run_by,
+)
+from resihp.executor.shards import StageShards
+from resihp.executor.tied import TiedSums
+from resihp.executor.vote import Contribution, Voter, counted_here, squared_norms
 from resihp.wire.messages import StepRecord
+
+if TYPE_CHECKING:
+    from resihp.config import Numerics
+    from resihp.executor.device.interface import Communicator
+    from resihp.executor.model import Model
+    from resihp.executor.packing import MicroBatch
+    from resihp.executor.sampler import GlobalBatches
+    from resihp.executor.state import Holding, TrainState
+    from resihp.ir.model import Plan
+    from resihp.ir.program import Program, TensorType
 
 __all__ = ["TrainingWork"]
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 class TrainingWork:
-    """What the interpreter asks of one rank in one generation (see `resihp.executor.work.Work`)."""
+    """One rank's part in the iterations of one generation (see `work.Work`)."""
 
     def __init__(
         self,
-        program: Program,
         model: Model,
-        stages: Mapping[int, Stage],
-        reducers: Mapping[int, Reducer],
+        plan: Plan,
+        holding: Holding,
         state: TrainState,
         batches: GlobalBatches,
+        groups: Mapping[str, Communicator],
         *,
-        gather_group: Communicator,
-        world: Communicator,
-        voter: Voter,
-        counts_norms: bool,
+        numerics: Numerics = "bitwise",
+        device: torch.device | str = "cpu",
     ) -> None:
+        """`groups` by role: those of `memberships(model, plan, rank)`.
+
+        `holding` is what this rank holds in `plan`; its tensors are read, and changed by `apply`.
+        """
+        program = holding.program
         self._program = program
-        self._model = model
-        self._stages = stages
-        self._reducers = reducers
         self._state = state
         self._batches = batches
-        self._gather_group = gather_group
-        self._world = world
-        self._voter = voter
-        self._counts_norms = counts_norms
-        self._hidden_size = model.hidden_size
-        self._trees = {
-            stage: GradientTree(batches.num_replicas, batches.num_microbatches) for stage in stages
+        self._device = device
+        self._dtype = _DTYPES[program.precision]
+        self._shape_TD = program.batch.tokens, model.hidden_size
+        self._world = groups["world"]
+        self._gather = groups["gather"]
+        self._stages = _stages(model, holding, groups["tp"])
+        self._reducers = {
+            stage: _reducer(model, plan, program, stage, groups, numerics, device)
+            for stage in program.stages
         }
-        self._samples: dict[int, int] = {}
+        self._tied = TiedSums(model, plan, program, groups)
+        first = min(g.replica for g in plan.groups if g.pp == program.group.pp)
+        self._counted = (
+            counted_here(model, holding.parameters, program.tp, program.tp_index)
+            if program.group.replica == first
+            else frozenset[str]()
+        )
+        num = program.mesh.dp * program.batch.microbatches
+        self._voter = Voter(model.tensors(0, model.num_layers - 1), num)
+        self._reduced: dict[str, Tensor] = {}
+        self._loaded: dict[Key, MicroBatch] = {}
+        self._ended: list[tuple[Stage, Key]] = []
+        """Last stage and micro-batch of every loss that this rank brings to the vote."""
 
     def begin(self, step: int) -> None:
         """See `Work`."""
@@ -66,13 +98,24 @@ class TrainingWork:
         self._start_s = time.monotonic()
         self._loss_scale = 1.0 / self._batches.num_targets(step)
 
+    def discard(self) -> None:
+        """See `Work`."""
+        for stage in self._stages.values():
+            stage.discard_all()
+        for reducer in self._reducers.values():
+            reducer.discard()
+        self._reduced = {}
+        self._loaded.clear()
+        self._ended.clear()
+
+    # --- compute
+
     def forward(self, stage: int, key: Key, x: Tensor | None) -> Tensor | None:
         """See `Work`."""
-        batch = self._batches.micro_batch(self._step, *key)
-        held = self._stages[stage]
-        if held.has_head and self._program.tp_index == 0:
-            self._samples[self._number(key)] = batch.sample_id
-        return held.forward(key, batch, x, loss_scale=self._loss_scale)
+        runs = self._stages[stage]
+        if runs.has_head and self._program.tp_index == 0:
+            self._ended.append((runs, key))
+        return runs.forward(key, self._batch(key), x, loss_scale=self._loss_scale)
 
     def backward_input(self, stage: int, key: Key, dy: Tensor | None) -> Tensor | None:
         """See `Work`."""
@@ -80,46 +123,59 @@ class TrainingWork:
 
     def backward_weight(self, stage: int, key: Key) -> None:
         """See `Work`."""
-        self._trees[stage].add(*key, self._stages[stage].backward_weight(key))
+        self._reducers[stage].add(key, self._stages[stage].backward_weight(key))
+
+    def apply(self) -> None:
+        """See `Work`."""
+        self._state.apply()
+
+    def _batch(self, key: Key) -> MicroBatch:
+        """The same one for all stages of this rank."""
+        if key not in self._loaded:
+            self._loaded[key] = self._batches.micro_batch(self._step, *key, self._device)
+        return self._loaded[key]
+
+    # --- messages
 
     def num_bytes(self, tensor: TensorType) -> int:
         """See `Work`."""
         return tensor.num_bytes
 
     def chunk(self, payload: Tensor, chunk: int, num_chunks: int) -> Tensor:
-        """See `Work`: rows of the activation or gradient."""
-        return payload.chunk(num_chunks)[chunk]
+        """See `Work`."""
+        if num_chunks == 1:
+            return payload
+        length = payload.shape[0] // num_chunks
+        return payload.narrow(0, chunk * length, length)
 
     def arrived(self, raw: Any, num_chunks: int) -> Tensor:
         """See `Work`."""
-        num_rows = self._program.batch.tokens // num_chunks
-        if len(raw) != 4 * num_rows * self._hidden_size:
-            raise CommError(f"{len(raw)} bytes do not make {num_rows} tokens")
-        return torch.frombuffer(raw, dtype=torch.float32).view(num_rows, self._hidden_size)
+        num_tokens, hidden = self._shape_TD
+        shape = num_tokens // num_chunks, hidden
+        if len(raw) != shape[0] * shape[1] * self._dtype.itemsize:
+            raise CommError(f"{len(raw)} bytes do not make {shape} of {self._dtype}")
+        return tensor_of(raw, self._dtype).view(shape)
 
     def gather(self, stage: int, chunks: Sequence[Tensor]) -> Tensor:
         """See `Work`."""
-        return self._gather_group.all_gather(torch.cat(list(chunks))).flatten(0, 1)
+        mine = chunks[0] if len(chunks) == 1 else torch.cat(list(chunks))
+        return self._gather.all_gather(mine).view(-1, self._shape_TD[1])
+
+    # --- the end of the iteration
 
     def reduce(self, stage: int) -> None:
         """See `Work`."""
-        parameters = self._stages[stage].parameters
-        self._state.reduce_complete(self._reducers[stage].reduce(self._trees[stage], parameters))
+        self._reduced |= self._reducers[stage].reduce()
 
     def vote(self) -> None:
         """See `Work`."""
-        reduced = self._state.reduced
-        assert reduced is not None
-        program = self._program
-        contribution = Contribution(
-            finite=all(bool(tensor.isfinite().all()) for tensor in reduced.values()),
-            losses={n: self._loss_of(n) for n in self._samples},
-            samples=self._samples,
-            squared_norms=squared_norms(
-                self._model, reduced, program.tp_index, counts=self._counts_norms
-            ),
+        reduced, self._reduced = self._reduced, {}
+        self._tied.add(reduced)
+        self._state.reduce_complete(reduced)
+        contribution = self._contribution(reduced)
+        outcome = self._voter.count(
+            self._world.all_gather(self._voter.pack(contribution).to(self._device))
         )
-        outcome = self._voter.count(self._world.all_gather(self._voter.pack(contribution)))
         self._state.vote_complete(
             StepRecord(
                 step=self._step,
@@ -127,33 +183,77 @@ class TrainingWork:
                 grad_norm=outcome.grad_norm,
                 learning_rate=self._state.learning_rate(self._step),
                 skipped=not outcome.finite,
-                num_tokens=len(outcome.samples) * program.batch.tokens,
+                num_tokens=len(outcome.samples) * self._shape_TD[0],
                 samples=outcome.samples,
                 duration_s=time.monotonic() - self._start_s,
             )
         )
 
-    def apply(self) -> None:
-        """See `Work`."""
-        self._state.apply()
+    def _contribution(self, reduced: Mapping[str, Tensor]) -> Contribution:
+        squares = squared_norms(reduced)
+        numbers = {key: self._number(key) for _, key in self._ended}
+        return Contribution(
+            finite=all(map(math.isfinite, squares.values())),
+            losses={numbers[key]: stage.loss_of(key) for stage, key in self._ended},
+            samples={numbers[key]: self._batch(key).sample_id for _, key in self._ended},
+            squared_norms={name: squares[name] for name in self._counted},
+        )
+
+    def _number(self, key: Key) -> int:
+        """Number of a micro-batch in the global batch."""
+        return key[0] * self._program.batch.microbatches + key[1]
 
     def record(self) -> StepRecord:
         """See `Work`."""
-        assert self._state.record is not None
-        return self._state.record
+        record = self._state.record
+        assert record is not None
+        return record
 
-    def discard(self) -> None:
-        """See `Work`."""
-        self._samples = {}
-        for stage, tree in self._trees.items():
-            tree.discard_all()
-            self._stages[stage].discard_all()
 
-    def _number(self, key: Key) -> int:
-        """Global number of a micro-batch."""
-        return key[0] * self._batches.num_microbatches + key[1]
+def _stages(model: Model, holding: Holding, tp: Communicator) -> dict[int, Stage]:
+    program = holding.program
+    return {
+        stage: model.stage(
+            first,
+            last,
+            tp,
+            {name: holding.working[name] for name in model.tensors(first, last)},
+            StageOptions(recompute=stage in program.recompute),
+        )
+        for stage, (first, last) in zip(program.stages, program.layers, strict=True)
+    }
 
-    def _loss_of(self, number: int) -> float:
-        last = self._stages[self._program.num_stages - 1]
-        home, microbatch = divmod(number, self._batches.num_microbatches)
-        return last.loss_of((home, microbatch))
+
+def _reducer(
+    model: Model,
+    plan: Plan,
+    program: Program,
+    stage: int,
+    groups: Mapping[str, Communicator],
+    numerics: Numerics,
+    device: torch.device | str,
+) -> Reducer:
+    layers = program.layers[program.stages.index(stage)]
+    shards = StageShards(
+        model,
+        model.tensors(*layers),
+        num_chunks_at(plan, program.group.pp),
+        program.tp,
+        program.tp_index,
+        device,
+    )
+    mine = {chunk: groups[f"reduce.{chunk}"] for chunk in shards.chunks}
+    if numerics == "fast":
+        return FastReducer(shards, mine, groups["gather"])
+    num_replicas, num_microbatches = plan.mesh.dp, plan.batch.microbatches
+    nodes = {
+        replica: hosted_nodes(keys, num_replicas, num_microbatches)
+        for replica, keys in weights_run_by(plan, stage).items()
+    }
+    of_rank = {
+        rank: nodes[group.replica]
+        for group in plan.groups
+        if group.pp == program.group.pp
+        for rank in group.ranks
+    }
+    return OrderedReducer(shards, mine, groups["gather"], of_rank, num_replicas, num_microbatches)

@@ -12,15 +12,16 @@ what it computed, and leaves sample ids of others at -1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from resihp.executor.layouts import TensorLayout, num_copies
 from resihp.executor.model import Model
 
-__all__ = ["Contribution", "Outcome", "Voter", "squared_norms"]
+__all__ = ["Contribution", "Outcome", "Voter", "counted_here", "squared_norms"]
 
 
 class Contribution(NamedTuple):
@@ -32,7 +33,7 @@ class Contribution(NamedTuple):
     samples: Mapping[int, int]
     """Sample id of the same micro-batches, as they were read."""
     squared_norms: Mapping[str, float]
-    """Per tensor, on the ranks that count it (see `squared_norms`)."""
+    """Per tensor, on the ranks that count it (see `counted_here`)."""
 
 
 class Outcome(NamedTuple):
@@ -44,20 +45,31 @@ class Outcome(NamedTuple):
     grad_norm: float
 
 
-def squared_norms(
-    model: Model, reduced: Mapping[str, Tensor], tp_index: int, *, counts: bool
-) -> dict[str, float]:
-    """Squared norms in fp64 of this member's shards, so that each logical element counts once.
+def squared_norms(reduced: Mapping[str, Tensor]) -> dict[str, float]:
+    """Squared norm of each shard, summed in fp64; not finite exactly where an element is not."""
+    norm_of = cast("Callable[..., Tensor]", cast("Any", torch.linalg).vector_norm)  # untyped
+    norms = [norm_of(tensor, dtype=torch.float64) for tensor in reduced.values()]
+    squares: list[float] = cast("Any", torch.stack(norms).square()).tolist()  # the one host sync
+    return dict(zip(reduced, squares, strict=True))
 
-    Only one replica of a stage `counts`; of replicated tensors only its first member counts.
+
+def counted_here(model: Model, names: Iterable[str], degree: int, index: int) -> frozenset[str]:
+    """The tensors whose shards member `index` of `degree` counts in the norm of the gradient.
+
+    Each logical element counts once: of copies the first one, of a replicated tensor the first
+    member's, of a tied pair the input side. One replica of a stage counts, the others do not.
     """
-    if not counts:
-        return {}
-    return {
-        name: float(tensor.double().square().sum())
-        for name, tensor in reduced.items()
-        if tp_index == 0 or model.layout(name).dim is not None
-    }
+    outputs = {output for _, output in model.tied}
+    return frozenset(
+        name
+        for name in names
+        if name not in outputs and index % _num_equal(model.layout(name), degree) == 0
+    )
+
+
+def _num_equal(layout: TensorLayout, degree: int) -> int:
+    """Neighbours that hold the same."""
+    return degree if layout.dim is None else num_copies(layout, degree)
 
 
 class Voter:

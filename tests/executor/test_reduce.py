@@ -2,64 +2,103 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
 from cases import assert_same_bits
-from layouts import MODEL, SMALL, logical_tensors, one_stage, shards_of
+from exchange import run_ranks
+from layouts import one_stage
+from odd_model import ODD, logical, partial_gradients, shards
 from sums import combine_replicas
 from torch import Tensor
 
+from resihp.executor.device.interface import Communicator
 from resihp.executor.gradients import GradientTree
-from resihp.executor.reduce import Reducer, hosted_nodes, reduce_groups, run_by
+from resihp.executor.memberships import num_chunks_at
+from resihp.executor.model import Model
+from resihp.executor.reduce import (
+    FastReducer,
+    OrderedReducer,
+    Reducer,
+    hosted_nodes,
+    weights_run_by,
+)
+from resihp.executor.shards import StageShards
 from resihp.ir.expand import expand
 from resihp.ir.model import Plan
-from resihp.ir.program import Program
 
-FAR_S = 30.0
-
-
-class Exchange:
-    """One group of threads that exchange tensors as the members of a real group do."""
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self.ranks = tuple(ranks)
-        self._barrier = threading.Barrier(len(ranks), timeout=FAR_S)
-        self._slots: list[object] = [None] * len(ranks)
-
-    def swap(self, index: int, mine: object) -> list[object]:
-        """What every member put in, in member order."""
-        self._slots[index] = mine
-        self._barrier.wait()
-        all_of_them = list(self._slots)
-        self._barrier.wait()
-        return all_of_them
-
-
-class ThreadCommunicator:
-    """`Communicator` between threads, which checks what gloo would trust."""
-
-    def __init__(self, exchange: Exchange, index: int) -> None:
-        self._exchange = exchange
-        self.ranks = exchange.ranks
-        self.index = index
-        self.degree = len(exchange.ranks)
-
-    def all_gather(self, part: Tensor) -> Tensor:
-        return torch.stack(self._exchange.swap(self.index, part.clone()))  # type: ignore[arg-type]
-
-    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        table = self._exchange.swap(self.index, [part.clone() for part in parts])
-        received = [row[self.index] for row in table]  # type: ignore[index]
-        assert [part.numel() for part in received] == list(sizes)
-        return received
+COPIED = ("keys", "bias")
+DEGREES = [
+    ({0: 1}, 1),
+    ({0: 2}, 1),
+    ({0: 8}, 1),
+    ({0: 1, 1: 1}, 2),
+    ({0: 2, 1: 2}, 2),
+    ({0: 4, 1: 4}, 2),
+    ({0: 2, 1: 1}, 2),
+    ({0: 1, 1: 2}, 2),
+    ({0: 1, 1: 1, 2: 2}, 3),
+    ({0: 4, 1: 1, 2: 2}, 3),
+    ({0: 8, 1: 1, 2: 4}, 3),
+    ({1: 2}, 2),
+    ({0: 1, 2: 2}, 3),
+    ({1: 1, 2: 4, 3: 2}, 4),
+    ({0: 2, 3: 1}, 5),
+]
+Make = Callable[[Model, Plan, int, Mapping[str, Communicator]], Reducer]
 
 
-def gradients(replica: int, number: int) -> dict[str, Tensor]:
-    """The logical gradient of one micro-batch."""
-    return logical_tensors(1000 * replica + number, scale_by_magnitude=True)
+def shards_of(model: Model, plan: Plan, rank: int) -> StageShards:
+    program = expand(plan, rank)
+    names = model.tensors(*program.layers[0])
+    return StageShards(model, names, num_chunks_at(plan, 0), program.tp, program.tp_index)
+
+
+def groups_in(found: Mapping[str, Communicator]) -> dict[int, Communicator]:
+    return {int(role.split(".")[1]): group for role, group in found.items() if "reduce" in role}
+
+
+def ordered(
+    model: Model, plan: Plan, rank: int, groups: Mapping[str, Communicator]
+) -> OrderedReducer:
+    shape = plan.mesh.dp, plan.batch.microbatches
+    run_by = weights_run_by(plan, 0)
+    nodes = {
+        member: hosted_nodes(run_by[group.replica], *shape)
+        for group in plan.groups
+        for member in group.ranks
+    }
+    gather = groups["gather"]
+    return OrderedReducer(shards_of(model, plan, rank), groups_in(groups), gather, nodes, *shape)
+
+
+def fast(model: Model, plan: Plan, rank: int, groups: Mapping[str, Communicator]) -> FastReducer:
+    return FastReducer(shards_of(model, plan, rank), groups_in(groups), groups["gather"])
+
+
+def seed_of(home: int, number: int) -> int:
+    return 1000 * home + number
+
+
+def reduced_by_all(
+    plan: Plan, make: Make, gradients=partial_gradients, num_times: int = 1
+) -> dict[int, dict[str, Tensor]]:
+    """By rank, with every rank of the stage on a thread of its own."""
+
+    def work(rank: int, groups: Mapping[str, Communicator]) -> dict[str, Tensor]:
+        program = expand(plan, rank)
+        reducer = make(ODD, plan, rank, groups)
+        reduced: dict[str, Tensor] = {}
+        for _ in range(num_times):
+            for home, number in weights_run_by(plan, 0)[program.group.replica]:
+                reducer.add((home, number), gradients(program, seed_of(home, number)))
+            reduced = reducer.reduce()
+        return {name: tensor.clone() for name, tensor in reduced.items()}
+
+    results = run_ranks(ODD, plan, work)
+    assert results.keys() == set(plan.active_ranks)
+    return results
 
 
 def reduced_by_one(num_replicas: int, num_microbatches: int) -> dict[str, Tensor]:
@@ -67,111 +106,131 @@ def reduced_by_one(num_replicas: int, num_microbatches: int) -> dict[str, Tensor
     tree = GradientTree(num_replicas, num_microbatches)
     for replica in range(num_replicas):
         for number in range(num_microbatches):
-            tree.add(replica, number, gradients(replica, number))
+            tree.add(replica, number, logical(seed_of(replica, number)))
     return combine_replicas([tree.take(replica) for replica in range(num_replicas)])
 
 
-def reduced_by_all(plan: Plan) -> dict[int, dict[str, Tensor]]:
-    """By rank, with every rank of the stage on a thread of its own."""
-    mesh, num_microbatches = plan.mesh, plan.batch.microbatches
-    programs = {rank: expand(plan, rank) for rank in plan.active_ranks}
-    nodes = {
-        rank: hosted_nodes(run_by(program), mesh.dp, num_microbatches)
-        for rank, program in programs.items()
-    }
-    exchanges = {group.chunk: Exchange(group.ranks) for group in reduce_groups(plan, 0)}
-    results: dict[int, dict[str, Tensor]] = {}
-    errors: list[BaseException] = []
-
-    def work(program: Program) -> None:
-        mine = {
-            chunk: ThreadCommunicator(exchange, exchange.ranks.index(program.rank))
-            for chunk, exchange in exchanges.items()
-            if program.rank in exchange.ranks
-        }
-        reducer = Reducer(MODEL, plan, program, mine, nodes)  # type: ignore[arg-type]
-        tree = GradientTree(mesh.dp, num_microbatches)
-        for home, number in run_by(program):
-            tree.add(home, number, shards_of(program, gradients(home, number)))
-        like = shards_of(program, gradients(0, 0))
-        try:
-            results[program.rank] = reducer.reduce(tree, like)
-            assert tree.num_partials == 0
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(p,)) for p in programs.values()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+def exact(num_replicas: int, num_microbatches: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The sum in fp64, in which order does not matter, and that of the magnitudes."""
+    parts = [
+        logical(seed_of(replica, number))
+        for replica in range(num_replicas)
+        for number in range(num_microbatches)
+    ]
+    total = {name: sum(part[name].double() for part in parts) for name in parts[0]}
+    size = {name: sum(part[name].double().abs() for part in parts) for name in parts[0]}
+    return total, size  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(
-    ("degrees", "num_replicas"),
-    [
-        ({0: 1}, 1),
-        ({0: 2}, 1),
-        ({0: 1, 1: 1}, 2),
-        ({0: 2, 1: 2}, 2),
-        ({0: 2, 1: 1}, 2),
-        ({0: 1, 1: 2}, 2),
-        ({0: 1, 1: 1, 2: 2}, 3),
-        ({0: 4, 1: 1, 2: 2}, 3),
-        ({1: 2}, 2),
-        ({0: 1, 2: 2}, 3),
-        ({1: 1, 2: 4, 3: 2}, 4),
-        ({0: 2, 3: 1}, 5),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("degrees", "num_replicas"), DEGREES, ids=str)
 @pytest.mark.parametrize("num_microbatches", [1, 3, 4])
 def test_the_bits_do_not_depend_on_who_ran_what(
     degrees: dict[int, int], num_replicas: int, num_microbatches: int
 ):
-    """Unequal degrees and dropped replicas give what one rank alone would have."""
+    """Unequal degrees, near-equal runs and dropped replicas give what one rank alone would have."""
     plan = one_stage(degrees, num_replicas, num_microbatches)
     expected = reduced_by_one(num_replicas, num_microbatches)
-    results = reduced_by_all(plan)
-    assert results.keys() == set(plan.active_ranks)
+    has_copies = max(degrees.values()) > 2
+    for rank, reduced in reduced_by_all(plan, ordered).items():
+        wanted = shards(expand(plan, rank), expected)
+        for name in [name for name in wanted if has_copies and name.endswith(COPIED)]:
+            torch.testing.assert_close(reduced.pop(name), wanted.pop(name), rtol=1e-4, atol=1e-3)
+        assert_same_bits(reduced, wanted)
+
+
+@pytest.mark.parametrize("make", [ordered, fast])
+@pytest.mark.parametrize(("degrees", "num_replicas"), DEGREES, ids=str)
+def test_the_sum_is_that_of_all_micro_batches(
+    degrees: dict[int, int], num_replicas: int, make: Make
+):
+    """Of copies too, whose parts are added up; a second iteration begins from nothing."""
+    plan = one_stage(degrees, num_replicas, 3)
+    total, size = exact(num_replicas, 3)
+    for rank, reduced in reduced_by_all(plan, make, num_times=2).items():
+        program = expand(plan, rank)
+        wanted, bound = shards(program, total), shards(program, size)
+        assert reduced.keys() == wanted.keys()
+        for name, tensor in reduced.items():
+            assert ((tensor.double() - wanted[name]).abs() <= 2e-6 * bound[name]).all(), name
+
+
+@pytest.mark.parametrize("make", [ordered, fast])
+@pytest.mark.parametrize(("degrees", "num_replicas"), DEGREES, ids=str)
+def test_all_who_hold_an_element_get_the_same_bits(
+    degrees: dict[int, int], num_replicas: int, make: Make
+):
+    """Replicas and TP members must not drift apart, in either mode."""
+    plan = one_stage(degrees, num_replicas, 3)
+    results = reduced_by_all(plan, make)
+    whole: dict[str, Tensor] = {}
     for rank, reduced in results.items():
-        assert_same_bits(reduced, shards_of(expand(plan, rank), expected))
+        program = expand(plan, rank)
+        for name, tensor in reduced.items():
+            known = whole.setdefault(name, torch.full(ODD.layout(name).shape, float("nan")))
+            here = shards(program, {**logical(0), name: known})[name]
+            seen = ~here.isnan()
+            assert torch.equal(here[seen], tensor[seen]), f"rank {rank} differs in {name}"
+            numbered = torch.arange(float(known.numel())).view(known.shape)
+            place = shards(program, {**logical(0), name: numbered})[name].long()
+            known.view(-1)[place.view(-1)] = tensor.reshape(-1)
+    assert not any(tensor.isnan().any() for tensor in whole.values())
+
+
+def test_copies_have_the_same_bits_whoever_ran_what():
+    """A replica is dropped and its micro-batches run elsewhere, at the same degree."""
+    before = reduced_by_all(one_stage({0: 4, 1: 4, 2: 4}, 3, 4), ordered)
+    after = reduced_by_all(one_stage({0: 4, 2: 4}, 3, 4), ordered)
+    for rank, reduced in after.items():
+        assert_same_bits(reduced, before[rank % 4])
 
 
 def test_the_order_of_additions_matters_for_these_gradients():
-    """Otherwise the test above could not fail."""
-    parts = [gradients(replica, number) for replica in (0, 1) for number in (0, 1, 2)]
-    name = "model.layers.0.mlp.up_proj.weight"
-    plain = sum(part[name] for part in parts)
+    """Otherwise the tests above could not fail."""
+    parts = [logical(seed_of(replica, number)) for replica in (0, 1) for number in (0, 1, 2)]
+    plain = sum(part["0.wide"] for part in parts)
     assert isinstance(plain, Tensor)
-    assert not torch.equal(plain, reduced_by_one(2, 3)[name])
+    assert not torch.equal(plain, reduced_by_one(2, 3)["0.wide"])
 
 
-def test_each_chunk_is_reduced_by_one_member_of_each_replica():
-    """In order of replica; a member of a smaller group holds several chunks."""
-    plan = one_stage({0: 4, 1: 1, 2: 2}, 3, 1)
-    assert [(g.chunk, g.num_chunks, g.ranks) for g in reduce_groups(plan, 0)] == [
-        (0, 4, (0, 4, 8)),
-        (1, 4, (1, 4, 8)),
-        (2, 4, (2, 4, 9)),
-        (3, 4, (3, 4, 9)),
-    ]
+@pytest.mark.parametrize("make", [ordered, fast])
+def test_bf16_gradients_are_summed_in_fp32(make: Make):
+    """Three numbers that bf16 cannot hold the sum of."""
+
+    def rounded(program, seed):
+        return {n: g.to(torch.bfloat16) for n, g in shards(program, logical(seed)).items()}
+
+    plan = one_stage({0: 1, 1: 1}, 2, 2)
+    parts = [logical(seed_of(home, n)) for home in (0, 1) for n in (0, 1)]
+    for reduced in reduced_by_all(plan, make, gradients=rounded).values():
+        for name, tensor in reduced.items():
+            assert tensor.dtype == torch.float32
+            exactly = sum(part[name].to(torch.bfloat16).double() for part in parts)
+            bound = sum(part[name].double().abs() for part in parts)
+            assert ((tensor.double() - exactly).abs() <= 1e-6 * bound).all()
+
+
+@pytest.mark.parametrize("make", [ordered, fast])
+def test_sums_of_an_aborted_iteration_are_dropped(make: Make):
+    """What is discarded is in no later sum."""
+    plan = one_stage({0: 2}, 1, 1)
+
+    def work(rank: int, groups: Mapping[str, Communicator]) -> dict[str, Tensor]:
+        program, reducer = expand(plan, rank), make(ODD, plan, rank, groups)
+        reducer.add((0, 0), partial_gradients(program, 5))
+        reducer.discard()
+        reducer.add((0, 0), partial_gradients(program, 6))
+        return reducer.reduce()
+
+    for rank, reduced in run_ranks(ODD, plan, work).items():
+        assert_same_bits(reduced, shards(expand(plan, rank), logical(6)))
 
 
 def test_every_micro_batch_is_in_one_hosted_node():
     """What the members expect of each other covers the global batch exactly once."""
     plan = one_stage({0: 1, 2: 1}, 3, 5)
     leaves: list[tuple[int, int]] = []
-    for rank in plan.active_ranks:
-        for home, node in hosted_nodes(run_by(expand(plan, rank)), 3, 5):
+    for keys in weights_run_by(plan, 0).values():
+        for home, node in hosted_nodes(keys, 3, 5):
             first = node.number << node.level
             leaves += [(home, n) for n in range(first, min(first + (1 << node.level), 5))]
     assert sorted(leaves) == [(home, n) for home in range(3) for n in range(5)]
-
-
-def test_the_model_cuts_into_four():
-    """The layouts above need it."""
-    assert SMALL.num_key_value_heads % 4 == 0

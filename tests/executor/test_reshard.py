@@ -21,7 +21,7 @@ from resihp.errors import CommError, NoFeasiblePlan, PeerLost
 from resihp.executor.adamw import AdamW
 from resihp.executor.device.interface import Tag
 from resihp.executor.reshard import Resharding, state_targets
-from resihp.executor.state import Holding, shard_hashes
+from resihp.executor.state import Holding, holding_of, shard_hashes
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.transport import Transport
 from resihp.ir.expand import expand
@@ -47,7 +47,7 @@ def held(plan: Plan, rank: int) -> Holding | None:
         return None
     parameters, mean, mean_sq = (shards_of(program, kind) for kind in STATE)
     optimizer = AdamW(job_of(MESH).optimizer, parameters, exp_avg=mean, exp_avg_sq=mean_sq)
-    return Holding(program, optimizer)
+    return holding_of(program, optimizer)
 
 
 class Cluster:

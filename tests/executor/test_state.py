@@ -10,7 +10,14 @@ from layouts import MODEL, SMALL, job_of, logical_tensors, one_stage, shards_of
 
 from resihp.executor.adamw import AdamW
 from resihp.executor.layouts import local_shard
-from resihp.executor.state import Holding, TrainState, clip_scale, initial_holding, shard_hashes
+from resihp.executor.state import (
+    Holding,
+    TrainState,
+    clip_scale,
+    holding_of,
+    initial_holding,
+    shard_hashes,
+)
 from resihp.ir.expand import expand
 from resihp.ir.model import Plan
 from resihp.ir.program import Program
@@ -185,7 +192,7 @@ def test_a_settlement_may_be_repeated():
     do_step(state, until="reduced")
     for generation in (2, 3):
         state.adopt(1, commit_of(ahead))
-        state.prepare(generation, Holding(PROGRAM, AdamW(JOB.optimizer, gradient(9))))
+        state.prepare(generation, holding_of(PROGRAM, AdamW(JOB.optimizer, gradient(9))))
     assert_same_bits(tensors_of(state), tensors_of(ahead))
     assert state.layouts == (1, 3)
 
@@ -194,7 +201,7 @@ def test_a_prepared_layout_is_used_only_after_go():
     """Until then the old one is what others may still need."""
     state = running()
     old = state.current
-    new = Holding(PROGRAM, AdamW(JOB.optimizer, gradient(9)))
+    new = holding_of(PROGRAM, AdamW(JOB.optimizer, gradient(9)))
     state.prepare(2, new)
     assert (state.layout, state.current) == (1, old)
     assert state.layouts == (1, 2)
@@ -207,7 +214,7 @@ def test_a_prepared_layout_is_used_only_after_go():
 def test_a_prepared_layout_is_promoted_or_discarded_as_the_others_say(base: int):
     """Whether all joined is known to the coordinator only: its base decides."""
     state = running()
-    old, new = state.current, Holding(PROGRAM, AdamW(JOB.optimizer, gradient(9)))
+    old, new = state.current, holding_of(PROGRAM, AdamW(JOB.optimizer, gradient(9)))
     state.prepare(2, new)
     state.adopt(base, commit_of(state))
     assert state.current is (new if base == 2 else old)
@@ -252,7 +259,7 @@ def test_a_standby_rank_that_comes_in_updates_like_the_others():
         {name: tensor.clone() for name, tensor in kind.items()} for kind in veteran.current.kinds()
     )
     received = AdamW(JOB.optimizer, parameters, exp_avg=mean, exp_avg_sq=mean_sq)
-    newcomer.prepare(2, Holding(PROGRAM, received))
+    newcomer.prepare(2, holding_of(PROGRAM, received))
     veteran.prepare(2, veteran.current)
     for state in (veteran, newcomer):
         state.go()
@@ -285,7 +292,7 @@ def held(plan: Plan, rank: int, seed: int = 0) -> Holding:
     parameters, mean, mean_sq = (
         shards_of(program, logical_tensors(10 * seed + kind)) for kind in range(3)
     )
-    return Holding(program, AdamW(JOB.optimizer, parameters, exp_avg=mean, exp_avg_sq=mean_sq))
+    return holding_of(program, AdamW(JOB.optimizer, parameters, exp_avg=mean, exp_avg_sq=mean_sq))
 
 
 def test_hashes_are_the_same_in_every_layout():

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import MODEL, SMALL, logical_tensors
+from odd_model import ODD, logical
 from torch import Tensor
 
 from resihp.executor.layouts import local_shard
-from resihp.executor.vote import Contribution, Voter, squared_norms
+from resihp.executor.vote import Contribution, Voter, counted_here, squared_norms
 
 NAMES = ["b", "a"]
 
@@ -106,28 +106,35 @@ def test_norms_are_added_in_order_of_name_then_rank():
     assert outcome.grad_norm == math.sqrt((1e17 - 1e17) + 0.3)
 
 
-@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
 def test_each_logical_element_counts_once(degree: int):
-    """Shards are added over the members; replicated tensors count on the first one only."""
-    whole = logical_tensors(3)
+    """Shards are added over the members; copies and replicated tensors count on the first only.
+
+    Of a tied pair the input side counts.
+    """
+    whole = logical(3)
     total = 0.0
     for index in range(degree):
-        shards = {
-            name: local_shard(MODEL.layout(name), tensor, degree, index)
-            for name, tensor in whole.items()
-        }
-        total += sum(squared_norms(MODEL, shards, index, counts=True).values())
-    expected = sum(float(tensor.double().square().sum()) for tensor in whole.values())
+        held = {name: local_shard(ODD.layout(name), whole[name], degree, index) for name in whole}
+        squares = squared_norms(held)
+        total += sum(squares[name] for name in counted_here(ODD, whole, degree, index))
+    expected = sum(
+        float(tensor.double().square().sum()) for name, tensor in whole.items() if name != "head"
+    )
     assert total == pytest.approx(expected, rel=1e-12)
 
 
-def test_one_replica_counts_for_all():
-    """The others hold the same gradients."""
-    assert squared_norms(MODEL, logical_tensors(3), 0, counts=False) == {}
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_norm_says_whether_all_is_finite(bad: float):
+    """One element is enough, and only its own tensor is not finite."""
+    tensors = logical(3)
+    tensors["2.wide"][4, 1] = bad
+    squares = squared_norms(tensors)
+    assert [name for name, square in squares.items() if not math.isfinite(square)] == ["2.wide"]
 
 
 def test_a_norm_does_not_overflow():
     """The square of the largest fp32 number fits in fp64."""
-    huge = {"model.norm.weight": torch.full((SMALL.hidden_size,), 3e38)}
-    (norm,) = squared_norms(MODEL, huge, 0, counts=True).values()
+    huge = {"model.norm.weight": torch.full((16,), 3e38)}
+    (norm,) = squared_norms(huge).values()
     assert math.isfinite(norm)
