@@ -103,6 +103,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether the head uses the embedding's table."""
     attention_bias: bool = False
     """llama: whether the four projections of attention have biases; qwen2 has them on three."""
+    factory: Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    """module:function that makes the model instead; the sizes above are what plans know of it."""
 
     @property
     def qkv_bias(self) -> bool:
