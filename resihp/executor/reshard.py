@@ -52,7 +52,12 @@ class Resharding:
         self._optimizer = job.optimizer
         self._rank = rank
         self._num_chunks = num_state_chunks(previous, plan)
-        self.moves = transfers(previous, plan)
+        # A layer of the user's own may have no tensor that is cut, or none that is not.
+        self.moves = tuple(
+            move
+            for move in transfers(previous, plan)
+            if self._names(move.layer, replicated=move.replicated)
+        )
         self.received_bytes = 0
 
     async def run(
