@@ -101,6 +101,14 @@ class Stage(Protocol):
         """
         ...
 
+    def add_weight_gradients(self, key: Key, sums: Mapping[str, Tensor]) -> None:
+        """W, added to `sums` (fp32, of every parameter's local shape) instead of made anew.
+
+        It saves a pass over the weights; the additions may be rounded otherwise than those of
+        `backward_weight`'s tensors.
+        """
+        ...
+
     def loss_of(self, key: Key) -> float:
         """Summed cross-entropy of a forwarded micro-batch, unscaled, added in fp64.
 

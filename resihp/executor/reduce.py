@@ -38,6 +38,13 @@ class Reducer(Protocol):
         """Compute stream: one micro-batch's gradients, which belong to the reducer from now on."""
         ...
 
+    def sums(self) -> Mapping[str, Tensor] | None:
+        """Compute stream: where W may add a micro-batch's gradients instead of calling `add`.
+
+        fp32 in local shapes, valid for one micro-batch; None where gradients must come apart.
+        """
+        ...
+
     def reduce(self) -> dict[str, Tensor]:
         """Communication stream: the gradient of the global batch, fp32 in local shapes.
 
@@ -112,6 +119,9 @@ class OrderedReducer:
     def add(self, key: Key, grads: dict[str, Tensor]) -> None:
         """See `Reducer`."""
         self._tree.add(*key, {name: grad.float() for name, grad in grads.items()})
+
+    def sums(self) -> None:
+        """See `Reducer`: the tree adds whole micro-batches, in its own order."""
 
     def discard(self) -> None:
         """See `Reducer`."""
@@ -194,12 +204,15 @@ class FastReducer:
 
     def add(self, key: Key, grads: dict[str, Tensor]) -> None:
         """See `Reducer`."""
-        for name, total in self._sums.items():
-            if self._num_added:
-                total.add_(grads[name])
-            else:
-                total.copy_(grads[name])
+        for name, total in self.sums().items():
+            total.add_(grads[name])
+
+    def sums(self) -> Mapping[str, Tensor]:
+        """See `Reducer`."""
+        if not self._num_added:
+            self._flat.zero_()
         self._num_added += 1
+        return self._sums
 
     def discard(self) -> None:
         """See `Reducer`."""

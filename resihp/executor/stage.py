@@ -157,6 +157,10 @@ class DecoderStage:
         grads = self._awaiting_weights.pop(key).compute()
         return {name: grads[name] for name in self.parameters}
 
+    def add_weight_gradients(self, key: tuple[int, int], sums: Mapping[str, Tensor]) -> None:
+        """W, added to `sums`, which hold fp32 of every parameter's local shape."""
+        self._awaiting_weights.pop(key).add_to(sums)
+
     def discard_all(self) -> None:
         """Drop everything of every micro-batch, as after an aborted iteration."""
         self._inputs.clear()

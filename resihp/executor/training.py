@@ -123,7 +123,12 @@ class TrainingWork:
 
     def backward_weight(self, stage: int, key: Key) -> None:
         """See `Work`."""
-        self._reducers[stage].add(key, self._stages[stage].backward_weight(key))
+        reducer, runs = self._reducers[stage], self._stages[stage]
+        sums = reducer.sums()
+        if sums is None:
+            reducer.add(key, runs.backward_weight(key))
+        else:
+            runs.add_weight_gradients(key, sums)
 
     def apply(self) -> None:
         """See `Work`."""

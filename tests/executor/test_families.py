@@ -118,6 +118,25 @@ def test_every_form_of_attention_gives_the_same_gradients(batches, config):
     assert 0.0 < relative_error(masked, grads) < 1e-12
 
 
+@families
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_w_into_a_sum_adds_what_w_would_have_made(batches, config, dtype):
+    """Two micro-batches into one sum, to rounding; nothing is left in the stage."""
+    model = build_model(config)
+    parameters = whole_parameters(model, dtype)
+    (stage,) = stages_over(model, parameters, PARTITIONS[0])
+    sums = {name: torch.zeros(p.shape) for name, p in stage.parameters.items()}
+    expected = {name: total.clone() for name, total in sums.items()}
+    for batch in batches[:2]:
+        for name, grad in run([stage], batch)[1].items():
+            expected[name] += grad
+        stage.forward((0, 0), batch, None, loss_scale=LOSS_SCALE)
+        stage.backward_input((0, 0), None)
+        stage.add_weight_gradients((0, 0), sums)
+    assert stage.is_idle
+    assert relative_error(sums, expected) < 1e-6
+
+
 def test_what_crosses_stages_in_bf16_is_bf16(batches):
     """Half the bytes, as plans of that precision say."""
     config = FAMILIES["qwen2"]

@@ -10,7 +10,13 @@ from reference import rotate as plain_rotate
 from resihp.executor.attention import document_attention
 from resihp.executor.layers import Bias, linear, rms_norm, rotate, swiglu
 from resihp.executor.rope import rope_of, rope_table
-from resihp.executor.weight_grads import EmbeddingEntry, LinearEntry, WeightGradStore
+from resihp.executor.weight_grads import (
+    BiasEntry,
+    EmbeddingEntry,
+    LinearEntry,
+    NormEntry,
+    WeightGradStore,
+)
 
 RUNS = [(0, 1), (1, 2), (3, 2)]
 """First row and number of rows of each member of three, of a table of five."""
@@ -125,6 +131,25 @@ def test_members_of_a_cut_embedding_have_the_gradient_of_their_rows():
     whole_VD = EmbeddingEntry("e", ids_T, dx_TD, 0, 5).compute()
     parts = [EmbeddingEntry("e", ids_T, dx_TD, first, rows).compute() for first, rows in RUNS]
     assert torch.equal(torch.cat(parts), whole_VD)
+
+
+ENTRIES = [
+    LinearEntry("w", torch.randn(5, 3), torch.randn(5, 4)),
+    LinearEntry("w", torch.randn(5, 3).bfloat16(), torch.randn(5, 4).bfloat16()),
+    BiasEntry("w", torch.randn(5, 4).bfloat16()),
+    NormEntry("w", torch.randn(5, 3), torch.rand(5, 1), torch.randn(5, 3)),
+    *(EmbeddingEntry("w", torch.tensor([2, 0, 2, 4]), torch.randn(4, 2), *run) for run in RUNS),
+    EmbeddingEntry("w", torch.tensor([2, 0, 2, 4]), torch.randn(4, 2).bfloat16(), 1, 2),
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_a_gradient_added_to_a_sum_is_the_gradient_added_to_it(entry):
+    """With or without a pass of its own; the sum is fp32."""
+    total = torch.randn(entry.compute().shape)
+    expected = total + entry.compute()
+    entry.add_to(total)
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_store_is_empty_after_w_and_adds_the_uses_of_a_weight():

@@ -286,6 +286,20 @@ def test_w_gives_the_gradients_of_its_own_micro_batch(batches, order):
         assert all(stage.is_idle for stage in stages)
 
 
+@pytest.mark.parametrize("layer", BITWISE)
+def test_w_into_a_sum_adds_what_w_would_have_made(batches, layer):
+    """Whatever is deferred and whatever autograd adds to a leaf, to rounding."""
+    model = model_of(layer)
+    (stage,) = stages_of(model, [(0, model.num_layers - 1)])
+    _, expected = run([stage], batches[0])
+    forward([stage], (0, 0), batches[0])
+    backward_input([stage], (0, 0))
+    sums = {name: torch.zeros(p.shape) for name, p in stage.parameters.items()}
+    stage.add_weight_gradients((0, 0), sums)
+    for name, total in sums.items():
+        torch.testing.assert_close(total, expected[name])
+
+
 def test_linear_weights_have_no_gradient_before_w(batches):
     """B leaves the cost of linears to W: between the two there is nothing but their operands."""
     (stage,) = stages_of(model_of(Chunked), [(0, 0)])

@@ -223,6 +223,13 @@ class ModuleStage:
             for name, parameter in self.parameters.items()
         }
 
+    def add_weight_gradients(self, key: Key, sums: Mapping[str, Tensor]) -> None:
+        """W, added to `sums`, which hold fp32 of every parameter."""
+        store, leaf_grads = self._awaiting.pop(key)
+        store.add_to(sums)
+        for name, leaf_grad in leaf_grads.items():
+            sums[name].add_(leaf_grad)
+
     def discard_all(self) -> None:
         """Drop everything of every micro-batch, as after an aborted iteration."""
         self._forwarded.clear()
