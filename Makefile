@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -103,3 +103,7 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.run
 $(VENV)/.bench: requirements-bench.txt $(VENV)/.run
 	$(PIP) -r requirements-bench.txt
 	touch $@
+
+# Emulated devices against the simulator, in real and in virtual time.
+bench-emulated: $(VENV)/.run
+	$(BIN)/python benchmarks/emulated.py

@@ -61,6 +61,7 @@ VERBS = {
     "show": Verb("resihp.cli.show", "draw what a plan does over time", light=True),
     "adapt": Verb("resihp.cli.adapt", "make the best plan for what is left", light=True),
     "simulate": Verb("resihp.cli.simulate", "tell how long a plan takes, and why", light=True),
+    "emulate": Verb("resihp.cli.emulate", "run a plan on emulated devices", light=True),
     "expand": Verb("resihp.cli.expand", "list the program of one rank", light=True),
     "import": Verb("resihp.cli.import_csv", "make a plan of torch's pipelining CSV", light=True),
     "export": Verb("resihp.cli.export", "write a plan as torch's pipelining CSV", light=True),

@@ -1,10 +1,9 @@
 """The time of emulated devices.
 
-A device whose host runs ahead goes from one chunk to the next without a gap, so what happens on it
-has the time at which it is due, not the time at which the host noticed. `Clock.now_ns` is that time
-while something due is handled. A host that is late by less than `FORGIVEN_NS` is forgiven, as the
-queue of a GPU would; if it is later, the device has waited for it, and its time is the host's.
-So errors of wake-ups do not add up.
+What happens on a device has the time at which it is due, not the time at which the host noticed:
+a device needs no host to go from one chunk to the next where the queue is full, so wake-ups that
+are late do not add up. What the host submits has the host's time, but a host that is late by less
+than `FORGIVEN_NS` after something that was due is taken to have run ahead, as it does on a GPU.
 """
 
 from __future__ import annotations
@@ -38,9 +37,11 @@ class Clock:
         self.is_virtual = isinstance(loop, VirtualTimeLoop)
         """Whether nobody waits."""
         self.num_late = 0
-        """Starts that came too late to be forgiven."""
+        """How often something due was handled more than `FORGIVEN_NS` too late."""
         self.worst_late_ns = 0
-        """By how much the latest start of all came too late."""
+        """By how much the host was late at most."""
+        self.handled_ns = 0
+        """When the host was done with what was due last."""
         self._loop = loop
         self._forgiven_ns = _ROUNDED_NS if self.is_virtual else FORGIVEN_NS
         self._alarm: Alarm = LoopAlarm(self._ring) if self.is_virtual else open_alarm(self._ring)
@@ -57,15 +58,6 @@ class Clock:
         """The time of what is handled, or of the host where that is long over."""
         host_ns = self.host_ns()
         return self._last_ns if host_ns - self._last_ns <= self._forgiven_ns else host_ns
-
-    def start_ns(self, ready_ns: int) -> int:
-        """When something starts that is ready since `ready_ns` and that the host starts now."""
-        late_ns = self.host_ns() - ready_ns
-        if late_ns <= self._forgiven_ns:
-            return ready_ns
-        self.num_late += 1
-        self.worst_late_ns = max(self.worst_late_ns, late_ns)
-        return ready_ns + late_ns
 
     def at(self, time_ns: int, callback: Callable[[int], None]) -> None:
         """Call `callback(time_ns)` then. Those of one time are called in the order of `at`."""
@@ -91,9 +83,14 @@ class Clock:
 
     def _handle(self, time_ns: int) -> None:
         self._last_ns = max(self._last_ns, time_ns)
+        late_ns = self.host_ns() - time_ns
+        if late_ns > self._forgiven_ns:
+            self.num_late += 1
+            self.worst_late_ns = max(self.worst_late_ns, late_ns)
         while self._due and self._due[0][0] <= time_ns:
             _, _, callback = heappop(self._due)
             callback(time_ns)
+        self.handled_ns = self.host_ns()
 
     def _go_on(self) -> None:
         """After everything that followed from the last time has run."""

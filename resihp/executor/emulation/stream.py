@@ -1,8 +1,8 @@
 """The stream of an emulated device: a queue whose work says how long it takes.
 
 An item starts when the one before it has ended, what it waits for is there and it was submitted,
-in the time of the device (`clock`). Its work runs then, at once, and tells the stream how long the
-device is busy (`EmulatedStream.take`), or that it ends together with others (`meet`).
+all in the time of the device (`clock`). Its work runs then, at once, and tells the stream how long
+the device is busy (`EmulatedStream.take`), or that it ends together with others (`meet`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ __all__ = ["EmulatedStream", "Meeting"]
 
 
 class Meeting:
-    """A rendezvous: it begins when the last of `size` members has come and ends for all at once.
+    """A rendezvous: it begins when the last of its members has come and ends for all at once.
 
     It lasts as long as the member says that needs most.
     """
 
-    __slots__ = ("_clock", "_ends", "_lasts_ns", "_start_ns", "name", "size")
+    __slots__ = ("_clock", "_ends", "_lasts_ns", "_start_ns", "come_ranks", "ranks")
 
-    def __init__(self, clock: Clock, size: int, name: object) -> None:
-        self.name = name
-        self.size = size
+    def __init__(self, clock: Clock, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        """The members."""
+        self.come_ranks: set[int] = set()
         self._clock = clock
         self._start_ns = 0
         self._lasts_ns = 0
@@ -39,12 +40,13 @@ class Meeting:
 
     @property
     def num_missing(self) -> int:
-        """Members that have not come."""
-        return self.size - len(self._ends)
+        """How many members have not come."""
+        return len(self.ranks) - len(self._ends)
 
-    def come(self, start_ns: int, lasts_ns: int, end: Callable[[int], None]) -> None:
-        """One member is here; `end` is called with the time at which the meeting ends."""
-        assert self.num_missing, f"{self.name} has only {self.size} members"
+    def come(self, rank: int, start_ns: int, lasts_ns: int, end: Callable[[int], None]) -> None:
+        """Member `rank` is here; `end` is called with the time at which the meeting ends."""
+        self.come_ranks.add(rank)
+        assert self.num_missing, f"a meeting of {self.ranks} has one member more"
         self._ends.append(end)
         self._start_ns = max(self._start_ns, start_ns)
         self._lasts_ns = max(self._lasts_ns, lasts_ns)
@@ -67,7 +69,7 @@ class _Item(NamedTuple):
 class EmulatedStream:
     """A queue on a device clock (see `resihp.executor.stream.Stream`), for the loop's thread."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, rank: int = 0) -> None:
         self.position = -1
         self.is_waiting = False
         self.observation: Observation | None = None
@@ -75,6 +77,7 @@ class EmulatedStream:
         self.meeting: Meeting | None = None
         """The one that the running item takes part in."""
         self._clock = clock
+        self._rank = rank
         self._queue: deque[_Item] = deque()
         self._running: _Item | None = None
         self._result: Any = None
@@ -112,10 +115,22 @@ class EmulatedStream:
         if self._broken is not None:
             event.fail(self._broken)
             return event
-        self._queue.append(_Item(work, waits, event, label, self._clock.now_ns()))
+        # What is queued while the stream is held is there when it is let go.
+        submitted_ns = 0 if self._is_held else self._clock.now_ns()
+        self._queue.append(_Item(work, waits, event, label, submitted_ns))
         if self._running is None:
             self._advance()
         return event
+
+    @property
+    def free_ns(self) -> int:
+        """When the last item ended."""
+        return self._free_ns
+
+    @property
+    def num_queued(self) -> int:
+        """Items that have not started."""
+        return len(self._queue)
 
     def hold(self) -> None:
         """Start nothing more until `release`."""
@@ -125,7 +140,6 @@ class EmulatedStream:
         """Go on as a device that is free, and whose queue is full, since `time_ns`."""
         self._is_held = False
         self._free_ns = max(self._free_ns, time_ns)
-        self._queue = deque(item._replace(submitted_ns=0) for item in self._queue)
         if self._running is None:
             self._advance()
 
@@ -166,7 +180,7 @@ class EmulatedStream:
 
     def _advance(self, _: object = None) -> None:
         """Start the first item, or wait for what it needs; nothing runs now."""
-        while self._queue and self._running is None and not self._is_held:
+        while self._queue and self._running is None:
             item = self._queue[0]
             missing = next((event for event in item.waits if not event.done), None)
             if missing is not None:
@@ -174,6 +188,8 @@ class EmulatedStream:
                 if missing is not self._awaited:
                     self._awaited = missing
                     missing.when_done(self._advance)
+                return
+            if self._is_held:
                 return
             self._queue.popleft()
             self._rest()
@@ -188,10 +204,9 @@ class EmulatedStream:
         self.position, self.is_waiting, self._awaited = -1, False, None
 
     def _start(self, item: _Item) -> None:
-        ready_ns = max(self._free_ns, item.submitted_ns)
+        start_ns = max(self._free_ns, item.submitted_ns)
         for event in item.waits:
-            ready_ns = max(ready_ns, event.at_ns)
-        start_ns = self._clock.start_ns(ready_ns)
+            start_ns = max(start_ns, event.at_ns)
         self._running, self.position = item, item.label
         self._lasts_ns, self.meeting = 0, None
         try:
@@ -212,7 +227,7 @@ class EmulatedStream:
         if self.meeting is None:
             self._clock.at(start_ns + self._lasts_ns, end)
         else:
-            self.meeting.come(start_ns, self._lasts_ns, end)
+            self.meeting.come(self._rank, start_ns, self._lasts_ns, end)
 
     def _end(self, item: _Item, time_ns: int) -> None:
         result, self._result = self._result, None

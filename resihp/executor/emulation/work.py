@@ -6,7 +6,7 @@ it needs says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from resihp.errors import CommError
@@ -19,8 +19,8 @@ from resihp.wire.messages import StepRecord
 
 __all__ = ["EmulatedTensor", "EmulatedWork", "Meetings"]
 
-Meetings = Callable[[object, int], Meeting]
-"""The rendezvous of a name and a number of members, the same for all of them."""
+Meetings = Callable[[object, Sequence[int]], Meeting]
+"""The rendezvous of a name and its ranks, the same for all of them."""
 
 
 class EmulatedTensor(NamedTuple):
@@ -50,20 +50,21 @@ class EmulatedWork:
         compute: EmulatedStream,
         comm: EmulatedStream,
         meetings: Meetings,
-        num_holders: dict[int, int],
-        num_ranks: int,
+        group: Sequence[int],
+        holders: Mapping[int, Sequence[int]],
+        ranks: Sequence[int],
     ) -> None:
-        """`num_holders` are the ranks that hold each stage, `num_ranks` all of the plan."""
+        """`group` are the ranks of the TP group, `holders` those of each stage, `ranks` all."""
         self._program = program
         self._times = times
         self._compute = compute
         self._comm = comm
         self._meetings = meetings
-        self._num_holders = num_holders
-        self._num_ranks = num_ranks
+        self._group = group
+        self._holders = holders
+        self._ranks = ranks
         self._last_stage = program.num_stages - 1
         self._step = 0
-        self._start_ns = 0
 
     def begin(self, step: int) -> None:
         """See `Work`."""
@@ -125,12 +126,12 @@ class EmulatedWork:
     def reduce(self, stage: int) -> None:
         """See `Work`."""
         name = ("reduce", stage, self._step)
-        meeting = self._meetings(name, self._num_holders[stage])
+        meeting = self._meetings(name, self._holders[stage])
         self._comm.meet(meeting, self._times.of(Op.REDUCE_GRADS, stage))
 
     def vote(self) -> None:
         """See `Work`."""
-        self._comm.meet(self._meetings(("vote", self._step), self._num_ranks), 0)
+        self._comm.meet(self._meetings(("vote", self._step), self._ranks), 0)
 
     def record(self) -> StepRecord:
         """See `Work`. Nothing was computed, so there is no loss."""
@@ -153,7 +154,7 @@ class EmulatedWork:
             stream.take(lasts_ns)
             return
         name = (self._program.group, what, self._step)
-        stream.meet(self._meetings(name, self._program.tp), lasts_ns)
+        stream.meet(self._meetings(name, self._group), lasts_ns)
 
 
 def _expect(op: Op, stage: int, key: Key, found: Any, needed: EmulatedTensor | None) -> None:
