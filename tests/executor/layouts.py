@@ -14,7 +14,7 @@ from resihp.config import BatchConfig, JobConfig, JobSection, ModelConfig, Paral
 from resihp.executor.layouts import local_shard
 from resihp.executor.model import tensors_of
 from resihp.executor.models import build_model
-from resihp.ir.model import Batch, Group, LayerRange, Mesh, Plan, Reshard
+from resihp.ir.model import Batch, Group, LayerRange, Mesh, Plan, Reshard, Stream
 from resihp.ir.program import Program
 
 SMALL: ModelConfig = msgspec.structs.replace(
@@ -56,6 +56,27 @@ def plan_of(
         reconfigure=tuple(reconfigure),
     )
     return lower(ordered(plan, "1f1b", work))
+
+
+def idle_plan(
+    mesh: Mesh,
+    groups: Sequence[Group],
+    *,
+    reconfigure: Sequence[Reshard] = (),
+    lost: Sequence[int] = (),
+    standby: Sequence[int] = (),
+) -> Plan:
+    """A layout in which nothing runs, of groups with any number of stages."""
+    return Plan(
+        model=SMALL.shape("small"),
+        mesh=mesh,
+        batch=Batch(microbatches=1, tokens=64),
+        groups=tuple(groups),
+        streams=tuple(Stream(replicas=(g.replica,), pp=g.pp, body=()) for g in groups),
+        standby=tuple(standby),
+        lost=tuple(lost),
+        reconfigure=tuple(reconfigure),
+    )
 
 
 def one_stage(degrees: Mapping[int, int], num_replicas: int, num_microbatches: int) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +13,8 @@ import msgspec
 import pytest
 import torch
 from cases import assert_same_bits
-from layouts import MODEL, SMALL, job_of, logical_tensors, plan_of, shards_of
+from layouts import SMALL, idle_plan, job_of, plan_of
+from odd_model import ODD, logical, shards
 from torch import Tensor
 
 from resihp.compiler import initial_plan
@@ -20,6 +22,7 @@ from resihp.compiler.adapt import adapt
 from resihp.errors import CommError, NoFeasiblePlan, PeerLost
 from resihp.executor.adamw import AdamW
 from resihp.executor.device.interface import Tag
+from resihp.executor.layouts import local_shape
 from resihp.executor.reshard import Resharding, state_targets
 from resihp.executor.state import Holding, holding_of, shard_hashes
 from resihp.executor.stream import Event, ThreadStream
@@ -32,7 +35,7 @@ KEY = b"k" * 32
 FAR_S = 30.0
 MESH = Mesh(tp=4, pp=2, dp=2)
 LAST = SMALL.num_hidden_layers - 1
-STATE = tuple(logical_tensors(seed) for seed in range(3))
+STATE = tuple(logical(seed) for seed in range(3))
 """Logical parameters and both moments."""
 
 
@@ -45,7 +48,7 @@ def held(plan: Plan, rank: int) -> Holding | None:
     program = program_of(plan, rank)
     if program is None:
         return None
-    parameters, mean, mean_sq = (shards_of(program, kind) for kind in STATE)
+    parameters, mean, mean_sq = (shards(program, kind) for kind in STATE)
     optimizer = AdamW(job_of(MESH).optimizer, parameters, exp_avg=mean, exp_avg_sq=mean_sq)
     return holding_of(program, optimizer)
 
@@ -68,7 +71,7 @@ class Cluster:
         ports = {rank: self._ports[rank] for rank in alive}
         for rank in alive:
             self._transports[rank].begin(self._generation, KEY, ports)
-        parts = {rank: Resharding(MODEL, job_of(plan.mesh), previous, plan, rank) for rank in alive}
+        parts = {rank: Resharding(ODD, job_of(plan.mesh), previous, plan, rank) for rank in alive}
 
         async def one(rank: int) -> Holding | None:
             transport = self._transports[rank]
@@ -107,7 +110,7 @@ def check(plan: Plan, holdings: dict[int, Holding | None]) -> None:
         for kind, wanted in zip(holding.kinds(), expected.kinds(), strict=True):
             assert not any(tensor.isnan().any() for tensor in kind.values())
             assert_same_bits(dict(kind), dict(wanted))
-        for name, digest in shard_hashes(MODEL, holding, plan.mesh.tp).items():
+        for name, digest in shard_hashes(ODD, holding, plan.mesh.tp).items():
             assert hashes.setdefault(name, digest) == digest
 
 
@@ -155,9 +158,17 @@ async def test_every_recovery_leaves_the_logical_state(mesh: tuple[int, int, int
 # --- any layouts
 
 
-def partition(chosen: random.Random) -> list[LayerRange]:
-    cut = chosen.randint(0, LAST - 1)
-    return [LayerRange(0, cut), LayerRange(cut + 1, LAST)]
+def partition(chosen: random.Random) -> list[tuple[LayerRange, ...]]:
+    """Layers of both positions: one stage each, or two, looped or in V shape."""
+    num_stages = chosen.choice([2, 2, 4])
+    cuts = sorted(chosen.sample(range(LAST), num_stages - 1))
+    bounds = [-1, *cuts, LAST]
+    stages = [LayerRange(first + 1, last) for first, last in pairwise(bounds)]
+    if num_stages == 2:
+        return [(stage,) for stage in stages]
+    if chosen.random() < 0.5:
+        return [(stages[0], stages[2]), (stages[1], stages[3])]
+    return [(stages[0], stages[3]), (stages[1], stages[2])]
 
 
 def groups_over(
@@ -168,10 +179,10 @@ def groups_over(
     left = chosen.sample(list(ranks), len(ranks))
     groups: list[Group] = []
     for replica in replicas:
-        for stage in (0, 1):
+        for pp in (0, 1):
             tp = chosen.choice([1, 2, 4])
             members, left = tuple(left[:tp]), left[tp:]
-            groups.append(Group(replica=replica, pp=stage, ranks=members, layers=(layers[stage],)))
+            groups.append(Group(replica=replica, pp=pp, ranks=members, layers=layers[pp]))
     return groups
 
 
@@ -183,7 +194,7 @@ def common(a: LayerRange, b: LayerRange) -> LayerRange | None:
 def random_change(chosen: random.Random) -> tuple[Plan, Plan]:
     """Two unrelated layouts, and losses that leave one replica of each old stage whole."""
     world = range(MESH.world)
-    previous = plan_of(MESH, groups_over(world, chosen, [0, 1]))
+    previous = idle_plan(MESH, groups_over(world, chosen, [0, 1]))
     safe = [chosen.choice([0, 1]) for _ in (0, 1)]
     sources = [previous.group(safe[stage], stage) for stage in (0, 1)]
     needed = {rank for source in sources if source is not None for rank in source.ranks}
@@ -197,10 +208,12 @@ def random_change(chosen: random.Random) -> tuple[Plan, Plan]:
         for group in groups
         for source in sources
         if source is not None
-        and (layers := common(source.sole_layers, group.sole_layers)) is not None
+        for held in source.layers
+        for needed in group.layers
+        if (layers := common(held, needed)) is not None
     ]
     standby = sorted(set(alive) - active)
-    plan = plan_of(MESH, groups, reconfigure=reconfigure, lost=sorted(lost), standby=standby)
+    plan = idle_plan(MESH, groups, reconfigure=reconfigure, lost=sorted(lost), standby=standby)
     return previous, plan
 
 
@@ -224,7 +237,7 @@ async def test_any_layout_follows_from_any_other():
                 holding = holdings[rank]
                 assert holding is not None
                 assert_same_bits(holding.parameters, tensors)
-            moves = Resharding(MODEL, job_of(MESH), previous, plan, 0).moves
+            moves = Resharding(ODD, job_of(MESH), previous, plan, 0).moves
             assert (moved > 0) == bool(moves)
             assert not {move.source for move in moves} & set(plan.lost)
             standby_gave += any(move.source in plan.standby for move in moves)
@@ -267,7 +280,7 @@ async def test_a_rank_that_keeps_its_place_moves_nothing():
 
 @pytest.mark.asyncio
 async def test_only_what_is_missing_moves():
-    """A group of two that becomes one needs half of the sharded tensors, and nothing else."""
+    """A group of two that becomes one needs the other half of what is cut, and nothing else."""
     previous = two_groups([[0, 1], [2, 3]])
     plan = msgspec.structs.replace(two_groups([[0, 1], [2]], reshard=True), lost=(3,))
     async with cluster_of(4) as cluster:
@@ -275,11 +288,9 @@ async def test_only_what_is_missing_moves():
             previous, plan, {rank: held(previous, rank) for rank in range(4)}
         )
     check(plan, after)
-    holding = after[2]
-    assert holding is not None
-    parameters = holding.parameters.items()
-    sharded = sum(tensor.numel() for name, tensor in parameters if "norm" not in name)
-    assert moved == 3 * 4 * sharded // 2
+    layouts = [ODD.layout(name) for name in ODD.tensors(0, LAST)]
+    missing = sum(math.prod(local_shape(each, 2, 1)) for each in layouts if each.dim is not None)
+    assert moved == 3 * 4 * missing
 
 
 @pytest.mark.asyncio
@@ -293,7 +304,7 @@ async def test_a_spare_takes_over_a_whole_seat():
             previous, plan, {rank: held(previous, rank) for rank in range(4)}
         )
     check(plan, after)
-    moves = Resharding(MODEL, job_of(plan.mesh), previous, plan, 0).moves
+    moves = Resharding(ODD, job_of(plan.mesh), previous, plan, 0).moves
     assert {(move.source, move.target) for move in moves} == {(1, 3)}
 
 
@@ -306,7 +317,7 @@ async def receive_alone(payload: Tensor | None) -> BaseException:
     for transport in (source, target):
         transport.begin(1, KEY, ports)
     await source.connect({2})
-    resharding = Resharding(MODEL, job_of(plan.mesh), previous, plan, 2)
+    resharding = Resharding(ODD, job_of(plan.mesh), previous, plan, 2)
     running = asyncio.create_task(
         resharding.run(held(previous, 2), expand(plan, 2), target, ThreadStream("comm"))
     )
