@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -82,6 +82,10 @@ bench-compiler: $(VENV)/.run
 # Degrees and schedules found by simulation, beside those of the paper.
 bench-search: $(VENV)/.run
 	$(BIN)/python benchmarks/degrees.py
+
+# What the interpreter costs per instruction.
+bench-interpreter: $(VENV)/.run
+	$(BIN)/python benchmarks/interpreter.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

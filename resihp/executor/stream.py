@@ -259,8 +259,8 @@ class ThreadStream:
                     raise self._broken
                 result = self._observed(item)
             except BaseException as error:  # the event carries it to whoever waits
-                item.event.fail(error)
                 self._break(error)
+                item.event.fail(error)
             else:
                 item.event.set(result)
                 del result

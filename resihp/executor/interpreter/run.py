@@ -56,9 +56,11 @@ class Interpreter:
         comm: Stream,
         wire: Wire,
         before: Callable[[int, int], Callable[[], None] | None] | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`program` is verified, `wire` is connected to all that it sends to.
 
+        `clock_ns` is the clock that events of the streams and the wire tell.
         `before(step, index)` may name work to do right before an instruction (an injection).
         """
         self.program = program
@@ -67,6 +69,7 @@ class Interpreter:
         self._comm = comm
         self._wire = wire
         self._before = before
+        self._clock_ns = clock_ns
         self._flow = flow_of(program)
         self._step = -1
         self._events: list[Any] = [None] * len(program.instrs)
@@ -162,9 +165,9 @@ class Interpreter:
     def _break(self, error: BaseException, ending: Event) -> None:
         """End the iteration that `ending` ends with `error`; from any thread."""
         if ending is self._ending:
-            ending.fail(error)
             self._compute.cancel(error)
             self._comm.cancel(error)
+            ending.fail(error)
 
     def _inject(self, fault: Callable[[], None] | None, index: int) -> None:
         """Queue a fault so that it hits right before instruction `index`."""
@@ -305,14 +308,15 @@ class Interpreter:
 
         def issue() -> None:
             observation, ending = self._observing, self._ending
-            observation.began(index, time.monotonic_ns())
+            posted_ns = self._clock_ns()
+            observation.began(index, posted_ns)
             made: list[Event] = []
 
             def arrived(event: Event) -> None:
                 if event.error is not None:
                     self._break(event.error, ending)
                 elif len(made) == len(chunks) and all(each.done for each in made):
-                    observation.ended(index, event.at_ns)
+                    observation.ended(index, max(posted_ns, event.at_ns))
 
             for peer, chunk in chunks:
                 tag = Tag(kind, self._step, sender, *key, chunk)
