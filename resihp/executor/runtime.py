@@ -8,6 +8,8 @@ import time
 import traceback
 from typing import cast
 
+import msgspec
+
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed, ResihpError
 from resihp.executor.data import Dataset, load_dataset
@@ -20,6 +22,8 @@ from resihp.executor.stream import Event
 from resihp.executor.transport import Transport
 from resihp.wire.channel import Channel
 from resihp.wire.messages import (
+    AskWhere,
+    At,
     Beat,
     Close,
     Deploy,
@@ -54,6 +58,8 @@ class Executor:
         self._task: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[int] = self._loop.create_future()
         self._generation = 0
+        self._last_at: At | None = None
+        self._at_since_s = 0.0
 
     async def run(self) -> int:
         """Get ready, then do what the coordinator says."""
@@ -100,6 +106,8 @@ class Executor:
                     assert self._session is not None
                     if not self._session.store_port.done():
                         self._session.store_port.set_result(message.port)
+                case AskWhere():
+                    self._send(self._where())
                 case Go() if self._is_current(message.generation):
                     assert self._session is not None
                     if not self._session.go.done():
@@ -167,9 +175,23 @@ class Executor:
 
     # --- signs of life and death
 
+    def _where(self) -> At:
+        """Where this rank is, and since when."""
+        session = self._session
+        if session is None:
+            doing = "waits for a plan"
+            at = At(generation=self._generation, runs=False, doing=doing)
+        else:
+            at = session.at()
+        now_s = time.monotonic()
+        if at != self._last_at:
+            self._last_at, self._at_since_s = at, now_s
+        return msgspec.structs.replace(at, since_s=now_s - self._at_since_s)
+
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._timing.beat_s)
+            self._where()
             self._send(Beat(step=self._state.version, instruction=self._streams.position))
 
     def _announce(self, kind: str, step: int, index: int, sent: Event) -> None:

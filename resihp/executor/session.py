@@ -34,7 +34,7 @@ from resihp.ir.model import Op, Plan
 from resihp.ir.parser import parse
 from resihp.ir.program import Program
 from resihp.ir.runnable import check_runnable
-from resihp.wire.messages import Deploy, Finished, Joined, Message, StepDone, StoreOpened
+from resihp.wire.messages import At, Deploy, Finished, Joined, Message, StepDone, StoreOpened
 from resihp.wire.timing import Timing
 
 __all__ = ["Session", "Streams"]
@@ -106,11 +106,23 @@ class Session:
         self._groups: GroupFactory | None = None
         self._interpreter: Interpreter | None = None
         self._left = False
+        self._doing = "builds groups"
 
     @property
     def generation(self) -> int:
         """Its number."""
         return self._deploy.generation
+
+    def at(self) -> At:
+        """Where it is; how long it has been there is for the caller to say."""
+        if self._interpreter is None:
+            return At(generation=self.generation, runs=False, doing=self._doing)
+        return At(
+            generation=self.generation,
+            runs=True,
+            doing="runs",
+            **self._interpreter.where()._asdict(),
+        )
 
     async def run(self) -> None:
         """Join the generation and run it to the end of the job."""
@@ -124,6 +136,7 @@ class Session:
             return
         self._transport.begin(deploy.generation, deploy.key, deploy.peers)
         groups = await self._build_groups(plan, program)
+        self._doing = "moves state"
         holding, moved_bytes = await self._move_state(plan, program)
         assert holding is not None
         hashes = await self._streams.comm.submit(
@@ -131,6 +144,7 @@ class Session:
         ).wait_async()
         state.prepare(deploy.generation, holding)
         self._send(Joined(generation=self.generation, hashes=hashes, moved_bytes=moved_bytes))
+        self._doing = "waits for the others to join"
         self._log(
             f"{program.group} member {program.tp_index} of {program.tp}, "
             f"layers {', '.join(map(str, program.layers))}, from step {state.version}, "
@@ -146,7 +160,9 @@ class Session:
         """Without a place in the plan: give away what others need, then wait."""
         deploy = self._deploy
         self._transport.begin(deploy.generation, deploy.key, deploy.peers)
+        self._doing = "moves state"
         await self._move_state(plan, None)
+        self._doing = "stands by"
         self._state.prepare(deploy.generation, None)
         self._send(Joined(generation=self.generation, hashes={}, moved_bytes=0))
         self._log("standby")

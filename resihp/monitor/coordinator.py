@@ -24,6 +24,7 @@ from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.settlement import differing_shards, newest_version
 from resihp.wire.auth import derive_key
 from resihp.wire.messages import (
+    At,
     Beat,
     Close,
     Commit,
@@ -36,6 +37,7 @@ from resihp.wire.messages import (
     Go,
     Joined,
     Message,
+    Positions,
     Ready,
     Settled,
     StepDone,
@@ -174,6 +176,20 @@ class Coordinator:
     def alive(self) -> frozenset[int]:
         """Ranks whose executor runs."""
         return frozenset(self._alive)
+
+    def positions(self, at: dict[int, At], now_s: float) -> Positions:
+        """Where the ranks are: what some answered, and what is known of all."""
+        return Positions(
+            generation=self.generation,
+            phase=self.phase.value,
+            alive=tuple(sorted(self._alive)),
+            at=at,
+            heard_s={rank: now_s - heard_s for rank, heard_s in self._heard_s.items()},
+            beats={
+                rank: Beat(step=step, instruction=instruction)
+                for rank, (step, instruction) in self._positions.items()
+            },
+        )
 
     # --- messages
 

@@ -13,9 +13,9 @@ from resihp.monitor.run_dir import RunDir
 from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connect_handshake
-from resihp.wire.messages import KillRank, Message, Refused, Reply
+from resihp.wire.messages import AskWhere, KillRank, Message, Positions, Refused, Reply
 
-__all__ = ["find_run", "kill_rank"]
+__all__ = ["ask_where", "find_run", "kill_rank"]
 
 TIMEOUT_S = 10.0
 
@@ -52,6 +52,13 @@ async def kill_rank(run: Path, rank: int) -> str:
         raise UserError(reply.text)
     assert isinstance(reply, Reply)
     return reply.text
+
+
+async def ask_where(run: Path) -> Positions:
+    """Where the ranks of a running job are."""
+    reply = await _ask(run, AskWhere())
+    assert isinstance(reply, Positions)
+    return reply
 
 
 async def _ask(run: Path, request: Message) -> Message:

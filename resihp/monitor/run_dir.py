@@ -48,10 +48,14 @@ class RunDir:
         """Where the executor of `rank` writes its output."""
         return self.path / "logs" / f"rank{rank}.log"
 
+    def plan_path(self, generation: int) -> Path:
+        """Where the plan of a generation is kept."""
+        return self.path / "plans" / f"{generation:03d}.plan"
+
     def plan(self, generation: int, text: str, cause: str) -> None:
         """Keep a plan, with its cause as a comment on top."""
         reason = " ".join(cause.split())
-        path = self.path / "plans" / f"{generation:03d}.plan"
+        path = self.plan_path(generation)
         path.write_text(f"# generation {generation}: {reason}\n{text}", encoding="utf-8")
 
     def event(self, kind: str, fields: dict[str, object], at_s: float) -> None:

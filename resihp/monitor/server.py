@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 from resihp.config import JobConfig, resolved
 from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
@@ -18,13 +20,46 @@ from resihp.monitor.summary import step_line, summary
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, accept_handshake, connection_lost
 from resihp.wire.clock import Clock
-from resihp.wire.messages import AskStop, Fence, Hello, KillRank, Refused, Reply, Stop, Welcome
+from resihp.wire.messages import (
+    AskStop,
+    AskWhere,
+    At,
+    Fence,
+    Hello,
+    KillRank,
+    Positions,
+    Refused,
+    Reply,
+    Stop,
+    Welcome,
+)
 from resihp.wire.timing import Timing
 
 __all__ = ["CoordinatorServer"]
 
 ORDERLY = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes that are no error."""
+
+
+CENSUS_S = 0.3
+"""Beside a beat's period: how long `resihp where` waits for those that do not answer."""
+
+
+class _Census:
+    """Answers of ranks to one question."""
+
+    def __init__(self, ranks: AbstractSet[int]) -> None:
+        self.missing = set(ranks)
+        self.answers: dict[int, At] = {}
+        self.complete = asyncio.Event()
+        if not self.missing:
+            self.complete.set()
+
+    def add(self, rank: int, answer: At) -> None:
+        self.answers[rank] = answer
+        self.missing.discard(rank)
+        if not self.missing:
+            self.complete.set()
 
 
 class CoordinatorServer:
@@ -49,6 +84,7 @@ class CoordinatorServer:
         self._channels: dict[int, Channel] = {}
         self._handles: dict[int, ProcessHandle] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._censuses: list[_Census] = []
         self._ended = asyncio.Event()
         self._all_left = asyncio.Event()
         self.exit_code = 1
@@ -151,6 +187,9 @@ class CoordinatorServer:
                 elif isinstance(message, AskStop):
                     self.stop(message.reason, message.exit_code)
                 else:
+                    if isinstance(message, At):
+                        for census in self._censuses:
+                            census.add(rank, message)
                     now_s = self._clock.now_s()
                     self._perform(self._coordinator.receive(rank, message, now_s))
         finally:
@@ -162,9 +201,28 @@ class CoordinatorServer:
     async def _serve_operator(self, channel: Channel) -> None:
         async with asyncio.timeout(self._timing.handshake_s):
             message = await channel.receive()
-        if isinstance(message, KillRank):
-            channel.send(self._kill(message.rank))
-            await channel.drain(self._timing.grace_s)
+        match message:
+            case KillRank():
+                channel.send(self._kill(message.rank))
+            case AskWhere():
+                channel.send(await self._positions())
+            case _:
+                return
+        await channel.drain(self._timing.grace_s)
+
+    async def _positions(self) -> Positions:
+        """Where the ranks are that answer within a moment."""
+        census = _Census(self._coordinator.alive & self._channels.keys())
+        self._censuses.append(census)
+        try:
+            for rank in census.missing:
+                self._channels[rank].send(AskWhere())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.beat_s + CENSUS_S):
+                    await census.complete.wait()
+        finally:
+            self._censuses.remove(census)
+        return self._coordinator.positions(census.answers, self._clock.now_s())
 
     def _kill(self, rank: int) -> Reply | Refused:
         alive = sorted(self._coordinator.alive)

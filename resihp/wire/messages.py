@@ -16,6 +16,8 @@ from resihp.wire.auth import masked_repr
 
 __all__ = [
     "AskStop",
+    "AskWhere",
+    "At",
     "Beat",
     "Close",
     "Commit",
@@ -30,6 +32,7 @@ __all__ = [
     "Joined",
     "KillRank",
     "Message",
+    "Positions",
     "Ready",
     "Refused",
     "Reply",
@@ -164,6 +167,30 @@ class StepDone(_Message, frozen=True, kw_only=True):
     record: StepRecord
 
 
+class At(_Message, frozen=True, kw_only=True):
+    """Where the executor is, as an answer to `AskWhere`.
+
+    Instructions are indices into the rank's program, -1: none.
+    """
+
+    generation: int
+    runs: bool
+    """It runs iterations; if not, `doing` says what it does, and the rest says nothing."""
+    doing: str
+    step: int = -1
+    compute: int = -1
+    """Head of the compute stream."""
+    compute_waits: bool = False
+    """The head is not running: its inputs are not there."""
+    comm: int = -1
+    """Head of the communication stream: gathers, reductions, votes."""
+    comm_waits: bool = False
+    receives: tuple[int, ...] = ()
+    """Missing receives that one of the two heads waits for."""
+    since_s: float = 0.0
+    """How long nothing of this has changed, seen at every beat."""
+
+
 class Finished(_Message, frozen=True, kw_only=True):
     """The executor completed the last step of the job."""
 
@@ -245,6 +272,10 @@ class Go(_Message, frozen=True, kw_only=True):
     generation: int
 
 
+class AskWhere(_Message, frozen=True, kw_only=True):
+    """The executor is to say where it is (`At`). To the coordinator: `resihp where` asks it."""
+
+
 class Fence(_Message, frozen=True, kw_only=True):
     """The supervisor must SIGKILL its executor."""
 
@@ -273,6 +304,20 @@ class Reply(_Message, frozen=True, kw_only=True):
     text: str
 
 
+class Positions(_Message, frozen=True, kw_only=True):
+    """Where all ranks are, for the operator."""
+
+    generation: int
+    phase: str
+    alive: tuple[int, ...]
+    at: dict[int, At]
+    """Of the ranks that answered in time."""
+    heard_s: dict[int, float]
+    """How long ago each rank's supervisor was heard."""
+    beats: dict[int, Beat]
+    """The last one of each rank."""
+
+
 class Refused(_Message, frozen=True, kw_only=True):
     """The operator's request cannot be carried out; `text` says why."""
 
@@ -291,6 +336,7 @@ Message = (
     | Settled
     | Joined
     | StepDone
+    | At
     | Finished
     | Fault
     | Welcome
@@ -299,10 +345,12 @@ Message = (
     | Deploy
     | StoreAt
     | Go
+    | AskWhere
     | Fence
     | Stop
     | KillRank
     | Reply
+    | Positions
     | Refused
 )
 

@@ -42,6 +42,9 @@ class Where(NamedTuple):
     comm: int
     receives: tuple[int, ...]
     """Receives that one of the two waits for and that are not here; empty: nothing is missing."""
+    compute_waits: bool
+    """Its inputs are not there."""
+    comm_waits: bool
 
 
 class Interpreter:
@@ -98,6 +101,8 @@ class Interpreter:
             compute.position,
             comm.position,
             tuple(sorted({index for index in missing if index is not None})),
+            compute.is_waiting,
+            comm.is_waiting,
         )
 
     def _missing(self, index: int) -> int | None:

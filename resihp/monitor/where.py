@@ -1,0 +1,291 @@
+"""Who waits for whom, in the words of the plan: what `resihp where` prints.
+
+Each rank says what is at the head of its two streams, whether that waits for its inputs, and
+which receives are missing. With the plan this gives, for each rank, what it does or what it waits
+for and whose turn it is; followed from rank to rank it ends at those that hold all others up, or
+in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from resihp.ir.expand import expand
+from resihp.ir.model import Instr, Op, Plan
+from resihp.ir.parser import parse
+from resihp.ir.program import Program, ProgramInstr
+from resihp.ir.statements import spell_instr, spell_numbers
+from resihp.monitor.run_dir import RunDir
+from resihp.wire.messages import At, Positions
+
+__all__ = ["Standing", "describe", "report", "standings"]
+
+_SENDS = {Op.RECV_ACT: (Op.SEND_ACT, -1), Op.RECV_GRAD: (Op.SEND_GRAD, 1)}
+"""What brings a receive's tensor, and at which stage from here."""
+_GATHERS = (Op.GATHER_ACT, Op.GATHER_GRAD)
+
+
+class Standing(NamedTuple):
+    """One rank."""
+
+    rank: int
+    does: str
+    """What it does or waits for, such as `waits for recv_act 7 from dp0.pp1`."""
+    waits_for: tuple[int, ...]
+    """Ranks whose turn it is; empty for one that waits for nobody."""
+    since_s: float | None = None
+    """How long it has been so; None: not known."""
+
+
+def standings(plan: Plan, at: Mapping[int, At]) -> dict[int, Standing]:
+    """What every rank of `plan` that answered does, by rank."""
+    board = _Board(plan, at)
+    return {rank: board.standing(rank) for rank in sorted(at)}
+
+
+class _Board:
+    """All programs and where each rank is in its own."""
+
+    def __init__(self, plan: Plan, at: Mapping[int, At]) -> None:
+        self.plan = plan
+        self.at = at
+        self.programs = {rank: expand(plan, rank) for rank in plan.active_ranks}
+
+    def standing(self, rank: int) -> Standing:
+        at = self.at[rank]
+        program = self.programs.get(rank)
+        if not at.runs or program is None:
+            return Standing(rank, at.doing, (), at.since_s)
+        does, waits_for = self._of_streams(program, at)
+        return Standing(rank, does, tuple(sorted(set(waits_for) - {rank})), at.since_s)
+
+    def _of_streams(self, program: Program, at: At) -> tuple[str, Iterable[int]]:
+        if at.compute >= 0 and not at.compute_waits:
+            text = self._text(program, at.compute)
+            return f"computes {text}", self._behind(program, at.compute, at.step)
+        if at.compute >= 0:
+            missing = _missing_for(program, at)
+            if missing is not None:
+                return self._of_receive(program, missing)
+        if at.comm >= 0:
+            return self._of_comm(program, at)
+        if at.compute >= 0:
+            return f"waits to compute {self._text(program, at.compute)}", ()
+        return "is between two iterations", ()
+
+    def _of_receive(self, program: Program, index: int) -> tuple[str, Iterable[int]]:
+        instr = program.instrs[index]
+        peers = [transfer.peer for transfer in instr.transfers]
+        group = self.programs[peers[0]].group
+        text = self._text(program, index)
+        return f"waits for {text} from {group}, whose {self._who(peers)}", peers
+
+    def _of_comm(self, program: Program, at: At) -> tuple[str, Iterable[int]]:
+        instr = program.instrs[at.comm]
+        text = self._text(program, at.comm)
+        if at.comm_waits:
+            missing = [i for i in at.receives if _is_for(program.instrs[i], instr)]
+            if missing:
+                return self._of_receive(program, missing[0])
+            return f"waits to begin {text}", ()
+        if instr.op in _GATHERS:
+            ranks = self._behind(program, at.comm, at.step)
+        else:
+            ranks = self._not_at(instr, at.step)
+        others = [rank for rank in ranks if rank != program.rank]
+        return (
+            f"waits at {text} for {self._who(others, ', which')}" if others else f"is at {text}"
+        ), others
+
+    def _who(self, ranks: Sequence[int], joined: str = "") -> str:
+        """`rank 1 is at `F 5``, and how many more there are."""
+        rank = min(ranks, key=lambda rank: (rank in self.at, rank))
+        more = len(ranks) - 1
+        return f"rank {rank}{joined} {self._position(rank)}" + (
+            f" (and {more} more)" if more else ""
+        )
+
+    def _position(self, rank: int) -> str:
+        at = self.at.get(rank)
+        if at is None:
+            return "does not answer"
+        head = at.compute if at.compute >= 0 else at.comm
+        if not at.runs or rank not in self.programs:
+            return at.doing
+        if head < 0:
+            return "is between two iterations"
+        return f"is at {self._text(self.programs[rank], head)}"
+
+    def _behind(self, program: Program, index: int, step: int) -> list[int]:
+        """Members of the group that have not come to instruction `index`."""
+        group = self.plan.group_of(program.rank)
+        assert group is not None
+        return [rank for rank in group.ranks if self._is_before(rank, index, step)]
+
+    def _not_at(self, instr: ProgramInstr, step: int) -> list[int]:
+        """Ranks that a reduction or a step waits for."""
+        found: list[int] = []
+        for rank, program in self.programs.items():
+            theirs = [
+                index
+                for index, other in enumerate(program.instrs)
+                if (other.op, other.stage) == (instr.op, instr.stage)
+            ]
+            if theirs and self._is_before(rank, theirs[0], step):
+                found.append(rank)
+        return found
+
+    def _is_before(self, rank: int, index: int, step: int) -> bool:
+        """Whether `rank` has not begun its instruction `index` of iteration `step`.
+
+        One that does not answer may be anywhere, so it counts as if it had not.
+        """
+        at = self.at.get(rank)
+        if at is None or not at.runs:
+            return True
+        if at.step != step:
+            return at.step < step
+        op = self.programs[rank].instrs[index].op
+        on_compute = op.is_compute
+        head, waits = (at.compute, at.compute_waits) if on_compute else (at.comm, at.comm_waits)
+        if head < 0:
+            # An idle stream has done what was before the other stream's head.
+            other = at.comm if on_compute else at.compute
+            return 0 <= other < index
+        return head < index or (head == index and waits)
+
+    def _text(self, program: Program, index: int) -> str:
+        """An instruction as the stream of its group writes it."""
+        instr = program.instrs[index]
+        stage = None if len(program.stages) == 1 else instr.stage
+        home = None if instr.home == program.group.replica else instr.home
+        return f"`{spell_instr(Instr(instr.op, instr.microbatch, home, stage))}`"
+
+
+def _missing_for(program: Program, at: At) -> int | None:
+    """The missing receive that the head of the compute stream waits for."""
+    heads = [program.instrs[at.compute]]
+    if heads[0].paired:
+        heads.append(program.instrs[at.compute + 1])
+    for index in at.receives:
+        if any(_is_for(program.instrs[index], head) for head in heads):
+            return index
+    return None
+
+
+def _is_for(receive: ProgramInstr, user: ProgramInstr) -> bool:
+    """Whether `user` (F, B, BW or a gather) uses what `receive` brings."""
+    same = (receive.stage, receive.home, receive.microbatch) == (
+        user.stage,
+        user.home,
+        user.microbatch,
+    )
+    is_act = receive.op is Op.RECV_ACT
+    return same and (user.op in (Op.F, Op.GATHER_ACT)) == is_act
+
+
+def describe(
+    plan: Plan, at: Mapping[int, At], silent: Mapping[int, str] | None = None
+) -> Iterator[str]:
+    """A line for each rank, then who holds all others up.
+
+    `silent` says of ranks that did not answer what is known of them.
+    """
+    silent = silent or {}
+    found = standings(plan, at)
+    places = {rank: str(group.name) for group in plan.groups for rank in group.ranks}
+    everyone = sorted({*found, *silent})
+    width = max((len(str(rank)) for rank in everyone), default=1)
+    for rank in everyone:
+        place = places.get(rank, "standby")
+        does = silent[rank] if rank not in found else _line(found[rank])
+        yield f"rank {rank:<{width}}  {place:<{max(map(len, places.values()))}}  {does}"
+    yield from _verdict(found, silent)
+
+
+def _line(standing: Standing) -> str:
+    return standing.does + (
+        "" if standing.since_s is None else f", for {_seconds(standing.since_s)}"
+    )
+
+
+def _verdict(found: Mapping[int, Standing], silent: Mapping[int, str]) -> Iterator[str]:
+    """Where the waiting ends."""
+    waiting = {rank: s.waits_for for rank, s in found.items() if s.waits_for}
+    if not waiting:
+        return
+    ends = sorted({end for rank in waiting for end in _ends_of(rank, waiting)})
+    yield ""
+    for rank in ends:
+        does = _line(found[rank]) if rank in found else silent.get(rank, "does not answer")
+        held = [one for one in waiting if rank in _ends_of(one, waiting)]
+        many = len(held) > 1
+        ranks = f"rank{'s' if many else ''} {spell_numbers(sorted(held))}"
+        yield f"{ranks} wait{'' if many else 's'} in the end for rank {rank}, which {does}"
+    circle = _circle(waiting)
+    if circle:
+        yield f"in a circle: {' -> '.join(f'rank {rank}' for rank in (*circle, circle[0]))}"
+
+
+def _ends_of(rank: int, waiting: Mapping[int, Sequence[int]]) -> set[int]:
+    """Ranks that wait for nobody, and for which `rank` waits directly or through others."""
+    seen, open_, ends = {rank}, [rank], set[int]()
+    while open_:
+        for other in waiting[open_.pop()]:
+            if other not in waiting:
+                ends.add(other)
+            elif other not in seen:
+                seen.add(other)
+                open_.append(other)
+    return ends
+
+
+def _circle(waiting: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    """Ranks that wait for each other in turn; empty where no wait is without an end."""
+    left = {
+        rank: {other for other in others if other in waiting} for rank, others in waiting.items()
+    }
+    while True:
+        free = [rank for rank, others in left.items() if not others]
+        if not free:
+            break
+        for rank in free:
+            del left[rank]
+        for others in left.values():
+            others.difference_update(free)
+    if not left:
+        return ()
+    path = [min(left)]
+    while (following := min(left[path[-1]])) not in path:
+        path.append(following)
+    return tuple(path[path.index(following) :])
+
+
+def report(run: Path, positions: Positions) -> Iterator[str]:
+    """The lines that `resihp where` prints of a run."""
+    path = RunDir(run).plan_path(positions.generation)
+    step = max((at.step for at in positions.at.values() if at.runs), default=-1)
+    iteration = f", step {step}" if step >= 0 else ""
+    yield f"{run.name}: generation {positions.generation} is {positions.phase}{iteration}"
+    if not path.exists():
+        yield from (f"rank {rank}  {at.doing}" for rank, at in sorted(positions.at.items()))
+        return
+    plan = parse(path.read_text(encoding="utf-8")).plan
+    silent = {
+        rank: _unheard(positions, rank) for rank in positions.alive if rank not in positions.at
+    }
+    yield from describe(plan, positions.at, silent)
+
+
+def _unheard(positions: Positions, rank: int) -> str:
+    beat = positions.beats.get(rank)
+    seen = "" if beat is None else f", last seen at step {beat.step} instruction {beat.instruction}"
+    heard_s = positions.heard_s.get(rank)
+    heard = "" if heard_s is None else f"; its supervisor was heard {_seconds(heard_s)} ago"
+    return f"does not answer{seen}{heard}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"

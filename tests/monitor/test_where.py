@@ -1,0 +1,144 @@
+"""Who waits for whom, told from where the heads of all streams are."""
+
+from __future__ import annotations
+
+import pytest
+
+from resihp.compiler import initial_plan
+from resihp.ir.expand import expand
+from resihp.ir.model import Batch, Mesh, ModelShape, Op, Plan
+from resihp.monitor.where import describe, standings
+from resihp.wire.messages import At
+
+SHAPE = ModelShape(name="tiny", layers=4, hidden=64, heads=4, kv_heads=4, ffn=96, vocab=272)
+
+
+def plan_of(tp: int = 1, pp: int = 2, dp: int = 1) -> Plan:
+    return initial_plan(SHAPE, Mesh(tp=tp, pp=pp, dp=dp), Batch(microbatches=4, tokens=16))
+
+
+def index_of(plan: Plan, rank: int, op: Op, microbatch: int | None = None) -> int:
+    return next(
+        index
+        for index, instr in enumerate(expand(plan, rank).instrs)
+        if (instr.op, instr.microbatch) == (op, microbatch)
+    )
+
+
+def at(**fields) -> At:
+    return At(generation=1, runs=True, doing="runs", **{"step": 3, **fields})
+
+
+def computing(plan: Plan, rank: int, op: Op, number: int, **fields) -> At:
+    return at(compute=index_of(plan, rank, op, number), **fields)
+
+
+def lacking(plan: Plan, rank: int, op: Op, number: int, recv: Op) -> At:
+    return at(
+        compute=index_of(plan, rank, op, number),
+        compute_waits=True,
+        receives=(index_of(plan, rank, recv, number),),
+    )
+
+
+def test_a_rank_waits_for_the_one_that_computes_its_input():
+    """In the words of the plan, with where the other one is."""
+    plan = plan_of()
+    found = standings(
+        plan,
+        {0: computing(plan, 0, Op.F, 1), 1: lacking(plan, 1, Op.F, 1, Op.RECV_ACT)},
+    )
+    assert found[0].does == "computes `F 1`"
+    assert found[0].waits_for == ()
+    assert found[1].does == "waits for `recv_act 1` from dp0.pp0, whose rank 0 is at `F 1`"
+    assert found[1].waits_for == (0,)
+
+
+def test_a_member_waits_for_those_of_its_group_that_are_behind():
+    """Inside an instruction that all members run together."""
+    plan = plan_of(tp=2)
+    found = standings(
+        plan,
+        {
+            0: computing(plan, 0, Op.F, 1),
+            1: computing(plan, 1, Op.F, 0),
+            2: lacking(plan, 2, Op.F, 0, Op.RECV_ACT),
+            3: lacking(plan, 3, Op.F, 0, Op.RECV_ACT),
+        },
+    )
+    assert found[0].waits_for == (1,)
+    assert found[1].waits_for == ()
+    assert found[3].waits_for == (1,)
+
+
+def test_a_reduction_waits_for_the_ranks_of_its_stage_only():
+    """One that is still computing, and not those of other stages."""
+    plan = plan_of(dp=2)
+    reduce = index_of(plan, 0, Op.REDUCE_GRADS)
+    behind = computing(plan, 2, Op.BW, 3)
+    others = {rank: computing(plan, rank, Op.BW, 3) for rank in (1, 3)}
+    found = standings(plan, {0: at(comm=reduce), 2: behind, **others})
+    assert found[0].does == "waits at `reduce_grads` for rank 2, which is at `BW 3`"
+    assert found[0].waits_for == (2,)
+
+
+def test_a_step_waits_for_all_that_are_not_there():
+    """Those that do not answer count as not there."""
+    plan = plan_of(dp=2)
+    step = [index_of(plan, rank, Op.STEP) for rank in range(4)]
+    found = standings(plan, {0: at(comm=step[0]), 1: at(comm=step[1])})
+    assert found[0].waits_for == found[1].waits_for == (2, 3)
+    assert "rank 2, which does not answer (and 1 more)" in found[0].does
+
+
+def test_a_rank_that_is_a_step_ahead_waits_for_nobody_behind_it():
+    """Its own iteration decides."""
+    plan = plan_of(dp=2)
+    step = index_of(plan, 0, Op.STEP)
+    found = standings(
+        plan, {0: at(comm=step), 1: at(comm=step, step=4), 2: at(step=4), 3: at(step=4)}
+    )
+    assert found[0].waits_for == ()
+
+
+def test_the_report_ends_with_who_holds_the_others_up():
+    """Followed from rank to rank."""
+    plan = plan_of(pp=3)
+    lines = list(
+        describe(
+            plan,
+            {
+                0: computing(plan, 0, Op.F, 1, since_s=12.34),
+                1: lacking(plan, 1, Op.F, 1, Op.RECV_ACT),
+                2: lacking(plan, 2, Op.F, 1, Op.RECV_ACT),
+            },
+        )
+    )
+    assert lines[0] == "rank 0  dp0.pp0  computes `F 1`, for 12.3 s"
+    assert lines[-1] == ("ranks 1,2 wait in the end for rank 0, which computes `F 1`, for 12.3 s")
+
+
+def test_a_circle_is_named():
+    """Both ranks wait for what the other would send next; no plan that is verified does that."""
+    plan = plan_of()
+    lines = list(
+        describe(
+            plan,
+            {
+                0: lacking(plan, 0, Op.BW, 0, Op.RECV_GRAD),
+                1: lacking(plan, 1, Op.F, 1, Op.RECV_ACT),
+            },
+        )
+    )
+    assert lines[-1] == "in a circle: rank 0 -> rank 1 -> rank 0"
+
+
+@pytest.mark.parametrize("doing", ["builds groups", "stands by"])
+def test_ranks_that_run_nothing_say_what_they_do(doing):
+    """Between generations, and standby ranks."""
+    plan = plan_of()
+    still = At(generation=1, runs=False, doing=doing)
+    assert list(describe(plan, {0: still}, {1: "does not answer"})) == [
+        f"rank 0  dp0.pp0  {doing}, for 0.0 s",
+        "rank 1  dp0.pp1  does not answer",
+    ]
