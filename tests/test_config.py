@@ -288,6 +288,13 @@ def test_the_example_is_the_job_it_describes():
     assert config.device.memory_bytes == 2 << 30
 
 
+def test_the_example_of_qwen_has_more_members_than_key_value_heads():
+    """What it is there to show."""
+    config = load(EXAMPLE.with_name("qwen.toml"))
+    assert config.parallel.tp > config.model.num_key_value_heads
+    assert config.model.qkv_bias and config.model.tie_word_embeddings
+
+
 def test_defaults_fill_what_is_not_said():
     """A job needs its steps, its model and its batch; the rest has defaults."""
     config = loads(JOB)

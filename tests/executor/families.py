@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from cases import Layers, ThreadGroup, run
+from hypothesis import strategies as st
 
 from resihp.config import ModelConfig, RopeScaling
 from resihp.executor.keyed_random import keyed_seed
 from resihp.executor.layouts import local_shard, shard_units
 from resihp.executor.model import DEFAULT_OPTIONS, StageOptions
+from resihp.executor.packing import IGNORED_TARGET, MicroBatch
 from resihp.executor.tp import SingleMember
 
 if TYPE_CHECKING:
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from resihp.executor.model import Model, Stage
-    from resihp.executor.packing import MicroBatch
     from resihp.executor.tp import TensorParallel
 
 
@@ -57,6 +59,61 @@ FAMILIES: dict[str, ModelConfig] = {
         rope_scaling=RopeScaling(rope_type="linear", factor=2.0),
     ),
 }
+
+
+@st.composite
+def models_and_degrees(draw: st.DrawFn) -> tuple[ModelConfig, int]:
+    """Any small model with a TP degree that it can have."""
+    degree = draw(st.sampled_from([1, 2, 4, 8]))
+    heads = degree * draw(st.integers(1, 3))
+    kv_heads = draw(
+        st.sampled_from(
+            [
+                number
+                for number in range(1, heads + 1)
+                if heads % number == 0 and (number % degree == 0 or degree % number == 0)
+            ]
+        )
+    )
+    scaling = st.builds(
+        RopeScaling,
+        rope_type=st.sampled_from(["default", "linear", "llama3", "yarn"]),
+        factor=st.sampled_from([1.0, 2.0, 8.0]),
+        original_max_position_embeddings=st.sampled_from([8, 64]),
+    )
+    config = _model(
+        hidden_size=heads * draw(st.sampled_from([2, 4, 6])),
+        num_hidden_layers=draw(st.integers(1, 3)),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=draw(st.integers(degree, 40)),
+        vocab_size=draw(st.integers(258, 280)),
+        rope_scaling=draw(st.none() | scaling),
+        tie_word_embeddings=draw(st.booleans()),
+        **draw(st.sampled_from([{}, {"attention_bias": True}, {"model_type": "qwen2"}])),
+    )
+    return config, degree
+
+
+@st.composite
+def windows(draw: st.DrawFn, num_rows: int) -> MicroBatch:
+    """Any micro-batch of a vocabulary: segments of any lengths, targets missing anywhere."""
+    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    count = sum(lengths)
+    ids = draw(st.lists(st.integers(0, num_rows - 1), min_size=count, max_size=count))
+    targets = draw(
+        st.lists(
+            st.just(IGNORED_TARGET) | st.integers(0, num_rows - 1), min_size=count, max_size=count
+        )
+    )
+    return MicroBatch(
+        sample_id=0,
+        input_ids_T=torch.tensor(ids),
+        targets_T=torch.tensor(targets),
+        position_ids_T=torch.cat([torch.arange(length) for length in lengths]),
+        cu_seqlens=(0, *accumulate(lengths)),
+        num_targets=sum(target != IGNORED_TARGET for target in targets),
+    )
 
 
 def whole_parameters(model: Model, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -7,12 +7,16 @@ import torch
 from cases import LOSS_SCALE, SingleMember, assert_same_bits, run, text_batches
 from families import (
     FAMILIES,
+    models_and_degrees,
     relative_error,
     run_group,
     stages_over,
     untied,
     whole_parameters,
+    windows,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reference import loss_and_grads
 
 from resihp.executor.model import StageOptions
@@ -63,6 +67,26 @@ def test_any_tp_degree_has_the_gradients_of_the_whole(batches, config, degree, p
         expected_loss, expected = loss_and_grads(config, parameters, batch, LOSS_SCALE)
         assert loss == pytest.approx(expected_loss, rel=1e-12)
         assert relative_error(untied(model, grads), expected) < 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), models_and_degrees(), st.booleans())
+def test_any_model_at_any_degree_has_the_gradients_of_the_whole(data, drawn, recompute):
+    """Heads, key/value heads, widths, vocabularies, scalings and windows at random, in fp64."""
+    config, degree = drawn
+    batch = data.draw(windows(config.vocab_size))
+    model = build_model(config)
+    cut = data.draw(st.integers(1, config.num_hidden_layers))
+    last = config.num_hidden_layers - 1
+    partition = [(0, cut - 1), (cut, last)] if cut <= last else [(0, last)]
+    parameters = whole_parameters(model, torch.float64)
+    options = StageOptions(recompute=recompute)
+    loss, grads = run_group(model, parameters, partition, batch, degree, options)
+    expected_loss, expected = loss_and_grads(config, parameters, batch, LOSS_SCALE)
+    assert loss == pytest.approx(expected_loss, rel=1e-11)
+    for name, grad in untied(model, grads).items():
+        scale = float(expected[name].abs().max())
+        torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-10 * scale + 1e-15)
 
 
 @families

@@ -14,7 +14,17 @@ import pytest
 import torch
 import torch.nn.functional as nnf
 from cases import LOSS_SCALE, text_batches
-from families import FAMILIES, relative_error, run_group, untied, whole_parameters
+from families import (
+    FAMILIES,
+    models_and_degrees,
+    relative_error,
+    run_group,
+    untied,
+    whole_parameters,
+    windows,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reference import logits
 
 from resihp.config import ModelConfig, loads
@@ -62,6 +72,7 @@ def hugging_face_config(config: ModelConfig) -> Any:
 
 _CONTEXT = ("rope_type", "factor", "original_max_position_embeddings")
 _ROPE = {
+    "default": ("rope_type",),
     "linear": ("rope_type", "factor"),
     "llama3": (*_CONTEXT, "low_freq_factor", "high_freq_factor"),
     "yarn": (*_CONTEXT, "beta_fast", "beta_slow", "attention_factor"),
@@ -99,6 +110,19 @@ def test_the_oracle_has_the_logits_of_hugging_face(batches, config):
             theirs_TV = hugging_face_logits(model, batch)
             error = float((ours_TV - theirs_TV).norm() / theirs_TV.norm())
             assert error < TOLERANCE
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data(), models_and_degrees())
+def test_the_oracle_has_the_logits_of_hugging_face_for_any_model(data, drawn):
+    """Any heads, widths, vocabulary, biases and scaling."""
+    config, _ = drawn
+    batch = data.draw(windows(config.vocab_size))
+    parameters = whole_parameters(build_model(config))
+    with torch.no_grad():
+        theirs_TV = hugging_face_logits(hugging_face_model(config, parameters), batch)
+    ours_TV = logits(config, parameters, batch)
+    assert float((ours_TV - theirs_TV).norm() / theirs_TV.norm()) < TOLERANCE
 
 
 @families
