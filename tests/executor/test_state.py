@@ -6,7 +6,8 @@ import msgspec
 import pytest
 import torch
 from cases import assert_same_bits
-from layouts import MODEL, SMALL, job_of, logical_tensors, one_stage, shards_of
+from layouts import MODEL, SMALL, idle_plan, job_of, logical_tensors, one_stage, shards_of
+from odd_model import ODD, logical, shards
 
 from resihp.executor.adamw import AdamW
 from resihp.executor.layouts import local_shard
@@ -19,7 +20,7 @@ from resihp.executor.state import (
     shard_hashes,
 )
 from resihp.ir.expand import expand
-from resihp.ir.model import Plan
+from resihp.ir.model import Group, LayerRange, Mesh, Plan
 from resihp.ir.program import Program
 from resihp.wire.messages import Commit, StepRecord
 
@@ -330,3 +331,76 @@ def test_the_learning_rate_is_a_function_of_the_step_only():
     state = TrainState(job)
     assert [state.learning_rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert state.learning_rate(9) == pytest.approx(0.1)
+
+
+# --- several stages, and bf16
+
+
+def test_a_rank_of_several_stages_holds_all_of_their_tensors():
+    """In V shape; its hashes are those of ranks that hold one stage each."""
+    first, second = LayerRange(0, 0), LayerRange(3, 3)
+    mesh = Mesh(tp=4, pp=2, dp=1)
+    vee = idle_plan(
+        mesh,
+        [
+            Group(replica=0, pp=0, ranks=(0, 1), layers=(first, second)),
+            Group(replica=0, pp=1, ranks=(2,), layers=(LayerRange(1, 1), LayerRange(2, 2))),
+        ],
+    )
+    whole = idle_plan(
+        Mesh(tp=4, pp=1, dp=1),
+        [Group(replica=0, pp=0, ranks=(0, 1, 2, 3), layers=(LayerRange(0, 3),))],
+    )
+    state = [logical(kind) for kind in range(3)]
+
+    def hashes_of(plan: Plan) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for rank in plan.active_ranks:
+            program = expand(plan, rank)
+            parameters, mean, mean_sq = (shards(program, kind) for kind in state)
+            optimizer = AdamW(JOB.optimizer, parameters, exp_avg=mean, exp_avg_sq=mean_sq)
+            for name, digest in shard_hashes(ODD, holding_of(program, optimizer), 4).items():
+                assert found.setdefault(name, digest) == digest, name
+        return found
+
+    assert hashes_of(vee) == hashes_of(whole)
+    names = set(initial_holding(ODD, JOB, expand(vee, 0)).parameters)
+    assert names == {*ODD.tensors(0, 0), *ODD.tensors(3, 3)}
+
+
+def in_bf16(program: Program) -> Program:
+    return msgspec.structs.replace(program, precision="bf16")
+
+
+def test_in_bf16_stages_read_rounded_copies_of_fp32_parameters():
+    """The copies follow the parameters at each step, and are the same tensors for good."""
+    single, state = running(), running(in_bf16(PROGRAM))
+    assert state.current is not None
+    before = dict(state.current.working)
+    for _ in range(3):
+        do_step(single)
+        do_step(state)
+    assert_same_bits(tensors_of(state), tensors_of(single))
+    for name, copy in state.current.working.items():
+        assert copy is before[name]
+        assert copy.dtype == torch.bfloat16
+        assert torch.equal(copy, state.current.parameters[name].to(torch.bfloat16))
+
+
+def test_in_bf16_small_updates_are_not_lost():
+    """A thousandth of a parameter's last bf16 bit, a thousand times."""
+    state = running(in_bf16(PROGRAM))
+    assert state.current is not None
+    name = next(name for name in state.current.parameters if name.endswith("norm.weight"))
+    for _ in range(1000):
+        state.current.parameters[name].sub_(2.0**-8 / 1000)
+        state.current.refresh()
+    assert (state.current.working[name] < 1.0).all()
+
+
+def test_in_fp32_stages_read_the_parameters_themselves():
+    """No copy is kept."""
+    state = running()
+    assert state.current is not None
+    for name, tensor in state.current.working.items():
+        assert tensor is state.current.parameters[name]
