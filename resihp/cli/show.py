@@ -1,8 +1,9 @@
-"""`resihp show`: a plan as a picture."""
+"""`resihp show`: a plan as a picture, or an iteration of a run as its ranks saw it."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resihp.cli.csv_files import is_csv
@@ -14,14 +15,20 @@ if TYPE_CHECKING:
     import argparse
 
     from resihp.ir.drawing.scene import Scene
+    from resihp.ir.model import Plan
     from resihp.ir.source import Parsed
 
 __all__ = ["add_arguments", "run"]
 
+_PREDICTS = ("cluster", "fail", "slow", "link", "health", "lengths", "contention")
+"""Options that say how times are predicted."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument("file", metavar="PLAN", help="plan file, or - for stdin")
+    parser.add_argument(
+        "file", metavar="PLAN", help="plan file, - for stdin, or the directory of a run"
+    )
     parser.add_argument(
         "--format",
         choices=("text", "svg", "trace", "json"),
@@ -48,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="units of time (F, B and W 1, BW 2, transfers 0) instead of predicted seconds",
     )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="iteration of a run (default: the last one)"
+    )
     add_cluster(parser)
     add_health(parser)
     add_lengths(parser)
@@ -65,12 +75,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw the plan."""
     _check(args)
+    if Path(args.file).is_dir():
+        return _write(args, _seen(args))
+    if args.step is not None:
+        raise UserError("--step is an iteration of a run: name its directory instead of a plan")
     text = read_text(args.file)
     parsed = parse_text(text, args.file)
     if isinstance(parsed, tuple):
         report(parsed, text, args.file)
         return 1
-    drawn = _text(args, parsed) if args.format == "text" else _picture(args, parsed)
+    if args.format == "text":
+        return _write(args, _text(args, parsed))
+    return _write(args, _picture(args, _scene(args, parsed)))
+
+
+def _write(args: argparse.Namespace, drawn: str) -> int:
     if args.output is None:
         sys.stdout.write(drawn)
     else:
@@ -80,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises UserError for options that say nothing about units of time."""
-    names = ("cluster", "fail", "slow", "link", "health", "lengths", "contention")
-    said = [name for name in names if getattr(args, name)]
+    said = [name for name in _PREDICTS if getattr(args, name)]
     if args.unit and said:
         raise UserError(f"--unit predicts nothing, so --{said[0]} says nothing: leave one out")
 
@@ -89,7 +107,7 @@ def _check(args: argparse.Namespace) -> None:
 def _text(args: argparse.Namespace, parsed: Parsed) -> str:
     from resihp.ir.show import draw
 
-    replicas = _replicas(args, parsed)
+    replicas = _replicas(args, parsed.plan)
     # The table below has the predicted shares, which are others than those of units.
     width = max(40, args.width or _columns())
     drawn = draw(parsed.plan, width=width, replicas=replicas, has_idle=args.unit)
@@ -105,11 +123,27 @@ def _scene(args: argparse.Namespace, parsed: Parsed) -> Scene:
     from resihp.ir.drawing.scene import scene_of
 
     played = played_of(args, parsed, has_model=not is_csv(args.file))
-    return scene_of(played, _replicas(args, parsed))
+    return scene_of(played, _replicas(args, parsed.plan))
 
 
-def _picture(args: argparse.Namespace, parsed: Parsed) -> str:
-    scene = _scene(args, parsed)
+def _seen(args: argparse.Namespace) -> str:
+    """An iteration of a run."""
+    from resihp.ir.drawing.scene import scene_of
+    from resihp.monitor.observations import played_run
+
+    said = [name for name in ("unit", *_PREDICTS) if getattr(args, name)]
+    if said:
+        raise UserError(f"the times of a run were seen, so --{said[0]} says nothing: leave it out")
+    played = played_run(Path(args.file), args.step)
+    scene = scene_of(played, _replicas(args, played.plan))
+    if args.format == "text":
+        from resihp.ir.drawing.table import draw_table
+
+        return draw_table(scene)
+    return _picture(args, scene)
+
+
+def _picture(args: argparse.Namespace, scene: Scene) -> str:
     if args.format == "svg":
         from resihp.ir.drawing.svg import draw_svg
 
@@ -129,11 +163,11 @@ def _encoded(format_: str, scene: Scene) -> str:
     return msgspec.json.encode(document_of(scene)).decode() + "\n"
 
 
-def _replicas(args: argparse.Namespace, parsed: Parsed) -> frozenset[int] | None:
+def _replicas(args: argparse.Namespace, plan: Plan) -> frozenset[int] | None:
     """What `--replicas` says. Raises UserError for what are no replicas of the plan."""
     if args.replicas is None:
         return None
-    there = {group.replica for group in parsed.plan.groups}
+    there = {group.replica for group in plan.groups}
     chosen: set[int] = set()
     for part in args.replicas.split(","):
         first, dots, last = part.partition("..")

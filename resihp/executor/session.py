@@ -34,7 +34,16 @@ from resihp.ir.model import Op, Plan
 from resihp.ir.parser import parse
 from resihp.ir.program import Program
 from resihp.ir.runnable import check_runnable
-from resihp.wire.messages import At, Deploy, Finished, Joined, Message, StepDone, StoreOpened
+from resihp.wire.messages import (
+    At,
+    Deploy,
+    Finished,
+    Joined,
+    Message,
+    Observed,
+    StepDone,
+    StoreOpened,
+)
 from resihp.wire.timing import Timing
 
 __all__ = ["Session", "Streams"]
@@ -177,6 +186,15 @@ class Session:
         while self._state.version < self._job.job.steps:
             record = await interpreter.run(self._state.version)
             self._send(StepDone(generation=self.generation, record=record))
+            seen = interpreter.observation
+            self._send(
+                Observed(
+                    generation=self.generation,
+                    step=seen.step,
+                    starts_ns=seen.starts_ns.tobytes(),
+                    ends_ns=seen.ends_ns.tobytes(),
+                )
+            )
         self._send(Finished(generation=self.generation))
 
     # --- joining

@@ -1,4 +1,4 @@
-"""What a run leaves behind: `runs/<id>/` with config, plans, events, metrics, ledger and logs."""
+"""What a run leaves behind: `runs/<id>/`: config, plans, events, metrics, ledger, times and logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunDir:
         run_id = f"{job.job.name}-{stamp}-{secrets.token_hex(2)}"
         path = Path(job.job.runs_dir).absolute() / run_id
         try:
-            for folder in (path, path / "plans", path / "logs"):
+            for folder in (path, path / "plans", path / "logs", path / "traces"):
                 folder.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f'job.runs_dir = "{job.job.runs_dir}": {error.strerror}') from error
@@ -43,6 +43,11 @@ class RunDir:
     def control_path(self) -> Path:
         """While the job runs: where an operator reaches its coordinator (0600)."""
         return self.path / "control"
+
+    @property
+    def traces_path(self) -> Path:
+        """Where observed times are kept (`resihp.monitor.observations`)."""
+        return self.path / "traces"
 
     def log_path(self, rank: int) -> Path:
         """Where the executor of `rank` writes its output."""

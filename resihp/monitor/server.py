@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from resihp.config import JobConfig, resolved
 from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
 from resihp.monitor.coordinator import Coordinator, Phase
+from resihp.monitor.observations import ObservationLog
 from resihp.monitor.process import ProcessHandle
 from resihp.monitor.rendezvous import Place, write_place
 from resihp.monitor.run_dir import RunDir
@@ -27,6 +28,7 @@ from resihp.wire.messages import (
     Fence,
     Hello,
     KillRank,
+    Observed,
     Positions,
     Refused,
     Reply,
@@ -84,6 +86,7 @@ class CoordinatorServer:
         self._channels: dict[int, Channel] = {}
         self._handles: dict[int, ProcessHandle] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._observations = ObservationLog(run_dir.traces_path)
         self._censuses: list[_Census] = []
         self._ended = asyncio.Event()
         self._all_left = asyncio.Event()
@@ -132,6 +135,7 @@ class CoordinatorServer:
         for handle in self._handles.values():
             handle.close()
         self._run_dir.control_path.unlink()
+        self._observations.close()
         self._run_dir.close()
 
     async def _tick(self) -> None:
@@ -190,6 +194,8 @@ class CoordinatorServer:
                     if isinstance(message, At):
                         for census in self._censuses:
                             census.add(rank, message)
+                    elif isinstance(message, Observed):
+                        self._observations.add(rank, message)
                     now_s = self._clock.now_s()
                     self._perform(self._coordinator.receive(rank, message, now_s))
         finally:

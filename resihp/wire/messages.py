@@ -32,6 +32,7 @@ __all__ = [
     "Joined",
     "KillRank",
     "Message",
+    "Observed",
     "Positions",
     "Ready",
     "Refused",
@@ -165,6 +166,18 @@ class StepDone(_Message, frozen=True, kw_only=True):
 
     generation: int
     record: StepRecord
+
+
+class Observed(_Message, frozen=True, kw_only=True):
+    """When each instruction of an iteration began and ended on this rank.
+
+    64-bit integers by index into the program, ns of the device's clock; 0: did nothing.
+    """
+
+    generation: int
+    step: int
+    starts_ns: bytes
+    ends_ns: bytes
 
 
 class At(_Message, frozen=True, kw_only=True):
@@ -336,6 +349,7 @@ Message = (
     | Settled
     | Joined
     | StepDone
+    | Observed
     | At
     | Finished
     | Fault

@@ -16,8 +16,11 @@ from resihp.compiler import initial_plan, lower
 from resihp.executor.data import load_dataset
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import Sampler
+from resihp.ir.drawing.hops import hops_of
+from resihp.ir.drawing.scene import scene_of
 from resihp.ir.model import Batch, Instr, Level, Mesh, ModelShape, Op, Plan, Stream
 from resihp.ir.printer import print_plan
+from resihp.monitor.observations import played_run
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -193,3 +196,14 @@ def test_torchrun_survives_a_killed_executor(healthy: Run, tmp_path: Path, corpu
     assert code == 0, run.text
     assert "1 of 1 failures survived" in run.text
     assert run.losses() == pytest.approx(healthy.losses(), rel=TP_CHANGE_TOLERANCE)
+
+
+def test_the_times_of_a_run_are_those_of_its_plans(killed: Run) -> None:
+    """Of every step: what uses a tensor begins after what makes it, and all end with the step."""
+    for step in range(10):
+        played = played_run(killed.dir, step)
+        assert all(hop.made <= hop.used for hop in hops_of(scene_of(played)))
+        ends = [max(ends) for ends in played.timeline.ends.values()]
+        last = [ends[-1] for ends in played.timeline.ends.values()]
+        assert last == ends
+        assert min(last) > 0

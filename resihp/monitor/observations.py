@@ -1,0 +1,180 @@
+"""When every instruction of a run really began and ended: `runs/<id>/traces`, and back.
+
+Each rank sends the times of every iteration after it. They are kept as they come, framed messages
+one after the other, in segments of a few MiB; of a long run the first segment and the newest ones.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+from resihp.config import load
+from resihp.errors import FrameError, UserError
+from resihp.ir.drawing.scene import Clock, Played
+from resihp.ir.lanes import Lane, lanes_of
+from resihp.ir.model import GroupName, Plan
+from resihp.ir.parser import parse
+from resihp.ir.timeline import Timeline
+from resihp.monitor.run_dir import RunDir
+from resihp.wire.framing import HEADER_BYTES, frame, frame_length
+from resihp.wire.messages import Observed
+
+__all__ = ["ObservationLog", "observations", "played_run"]
+
+SEGMENT_BYTES = 8 << 20
+MAX_SEGMENTS = 8
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One iteration of one rank."""
+
+    rank: int
+    observed: Observed
+
+
+class ObservationLog:
+    """Writes the segments of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._number = -1
+        self._file: IO[bytes] | None = None
+        self._size = 0
+
+    def add(self, rank: int, observed: Observed) -> None:
+        """Append the times of one iteration of `rank`."""
+        record = frame(msgspec.msgpack.encode(Seen(rank, observed)))
+        if self._file is None or self._size + len(record) > SEGMENT_BYTES:
+            self._begin_segment()
+        assert self._file is not None
+        self._file.write(record)
+        self._size += len(record)
+
+    def _begin_segment(self) -> None:
+        self.close()
+        self._number += 1
+        self._size = 0
+        self._folder.mkdir(exist_ok=True)
+        self._file = _segment(self._folder, self._number).open("wb", buffering=0)
+        oldest = self._number - MAX_SEGMENTS + 1
+        if oldest > 0:
+            _segment(self._folder, oldest).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the segment that is written."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _segment(folder: Path, number: int) -> Path:
+    return folder / f"{number:04d}.seen"
+
+
+def observations(run: Path) -> Iterator[tuple[int, Observed]]:
+    """(rank, times) of all iterations that were kept, in the order of their arrival.
+
+    A segment that ends in the middle of a message ends there: its run may still go on.
+    """
+    for path in sorted(RunDir(run).traces_path.glob("*.seen")):
+        data = path.read_bytes()
+        at = 0
+        while len(data) - at > HEADER_BYTES:
+            try:
+                length = frame_length(data[at : at + HEADER_BYTES])
+                start = at + HEADER_BYTES
+                if start + length > len(data):
+                    break
+                seen = msgspec.msgpack.decode(data[start : start + length], type=Seen)
+            except (FrameError, msgspec.DecodeError) as error:
+                raise UserError(f"{path}: damaged at byte {at}: {error}") from None
+            yield seen.rank, seen.observed
+            at = start + length
+
+
+class _Iteration(NamedTuple):
+    generation: int
+    step: int
+
+
+def played_run(run: Path, step: int | None) -> Played:
+    """The iteration `step` of a run as its ranks saw it, for a picture; None: the last whole one.
+
+    The times of a group are those of its first member. Raises UserError for what is no run, has no
+    such step, or one of which not all groups' times were kept.
+    """
+    if not RunDir(run).traces_path.is_dir():
+        raise UserError(f"{run}: no observed times there; they are in the directory of a run")
+    kept: dict[_Iteration, dict[int, Observed]] = {}
+    for rank, observed in observations(run):
+        kept.setdefault(_Iteration(observed.generation, observed.step), {})[rank] = observed
+    plans: dict[int, Plan] = {}
+    for iteration in sorted(kept, key=lambda each: (each.step, each.generation), reverse=True):
+        if step is not None and iteration.step != step:
+            continue
+        generation = iteration.generation
+        if generation not in plans:
+            plans[generation] = _plan_of(run, generation)
+        if {group.ranks[0] for group in plans[generation].groups} <= kept[iteration].keys():
+            return _played(run, plans[generation], iteration, kept[iteration])
+    steps = sorted({iteration.step for iteration in kept})
+    what = "a whole iteration" if step is None else f"all of step {step}"
+    there = f"; kept are steps {steps[0]} to {steps[-1]}" if steps else ""
+    raise UserError(f"{run}: the times of {what} are not there{there}")
+
+
+def _plan_of(run: Path, generation: int) -> Plan:
+    path = RunDir(run).plan_path(generation)
+    try:
+        return parse(path.read_text(encoding="utf-8"), path=str(path)).plan
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _played(run: Path, plan: Plan, iteration: _Iteration, of: dict[int, Observed]) -> Played:
+    lanes = lanes_of(plan)
+    times = {name: _times(lane, of[lane.group.ranks[0]]) for name, lane in lanes.items()}
+    zero_ns = min((min(starts) for starts, _ in times.values() if starts), default=0)
+
+    def seconds(moments: list[int]) -> list[float]:
+        return [(moment - zero_ns) / 1e9 for moment in moments]
+
+    starts: dict[GroupName, list[float]] = {}
+    ends: dict[GroupName, list[float]] = {}
+    for name, (begun, ended) in times.items():
+        starts[name], ends[name] = seconds(begun), seconds(ended)
+    kind = load(run / "job.toml").device.kind
+    emulated = "emulated, " if kind == "emulated" else ""
+    note = f"{emulated}seen in step {iteration.step} of generation {iteration.generation} on {kind}"
+    replicas = sorted({group.replica for group in plan.groups})
+    return Played(
+        plan=plan,
+        lanes=lanes,
+        timeline=Timeline(starts, ends, {}),
+        clock=Clock("s", note),
+        kinds={replica: (replica,) for replica in replicas},
+        capacity_bytes=plan.memory_bytes,
+    )
+
+
+def _times(lane: Lane, observed: Observed) -> tuple[list[int], list[int]]:
+    """Start and end of each instruction, ns; one that did nothing took no time where it stands."""
+    starts, ends = array("q", observed.starts_ns), array("q", observed.ends_ns)
+    if len(starts) != len(lane.body) or len(ends) != len(lane.body):
+        raise UserError(
+            f"{lane.name}: the times of {len(starts)} instructions, and the plan has "
+            f"{len(lane.body)}"
+        )
+    first = min((start for start in starts if start), default=0)
+    begun: list[int] = []
+    ended: list[int] = []
+    for start, end in zip(starts, ends, strict=True):
+        before = ended[-1] if ended else first
+        begun.append(start or before)
+        ended.append(end or begun[-1])
+    return begun, ended
