@@ -1,4 +1,4 @@
-"""What a run leaves behind: `runs/<id>/`: config, plans, events, metrics, ledger, times and logs."""
+"""What a run leaves behind: `runs/<id>/`, with all that it was told, did and saw."""
 
 from __future__ import annotations
 

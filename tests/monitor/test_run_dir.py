@@ -48,6 +48,7 @@ def test_a_new_directory_holds_the_whole_job(job: JobConfig, run_dir: RunDir):
         "logs",
         "metrics.jsonl",
         "plans",
+        "traces",
     ]
 
 
