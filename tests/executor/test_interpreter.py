@@ -240,7 +240,7 @@ async def test_a_rank_says_which_receive_it_waits_for():
     assert part.interpreter.where().compute == 3  # F 1
     deliver(part, 1)
     assert not isinstance(await ended(running), BaseException)
-    await until(lambda: part.interpreter.where()[1:] == (-1, -1, ()))
+    await until(lambda: part.interpreter.where()[1:4] == (-1, -1, ()))
 
 
 @pytest.mark.asyncio
