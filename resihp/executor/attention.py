@@ -26,6 +26,8 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
+from resihp.executor.flat import upload
+
 __all__ = ["FORMS", "document_attention", "form_for"]
 
 _LARGEST_FLASH_WIDTH = 256
@@ -91,7 +93,8 @@ def _attend(q_LHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, mask_LL: Tensor | None 
 def _varlen(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, cu_seqlens: Sequence[int]) -> Tensor:
     kernel = _varlen_kernel()
     assert kernel is not None, "this torch has no variable-length attention"
-    bounds_N = _bounds_on(tuple(cu_seqlens), q_THE.device)
+    stream = torch.cuda.current_stream(q_THE.device).stream_id
+    bounds_N = _bounds_on(tuple(cu_seqlens), q_THE.device, stream)
     longest = max(end - start for start, end in pairwise(cu_seqlens))
     return kernel(
         q_THE,
@@ -107,15 +110,12 @@ def _varlen(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, cu_seqlens: Sequence[in
 
 
 @lru_cache(maxsize=64)
-def _bounds_on(cu_seqlens: tuple[int, ...], device: torch.device) -> Tensor:
+def _bounds_on(cu_seqlens: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
     """The bounds as the kernel reads them; all layers of a micro-batch share one copy.
 
-    Copied from pinned memory, so that the host does not wait for the device.
+    `stream` is the number of the current stream, on which alone the copy may be used.
     """
-    bounds_N = torch.tensor(cu_seqlens, dtype=torch.int32)
-    if device.type != "cuda":
-        return bounds_N.to(device)
-    return bounds_N.pin_memory().to(device, non_blocking=True)
+    return upload(torch.tensor(cu_seqlens, dtype=torch.int32), device)
 
 
 @lru_cache(maxsize=1)

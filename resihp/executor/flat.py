@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["FP32_BYTES", "bytes_of", "split_flat", "tensor_of"]
+__all__ = ["FP32_BYTES", "bytes_of", "split_flat", "tensor_of", "upload", "used_here"]
 
 FP32_BYTES = 4
 
@@ -29,3 +29,20 @@ def tensor_of(raw: bytearray | memoryview | Tensor, dtype: torch.dtype) -> Tenso
     if isinstance(raw, Tensor):
         return raw.view(dtype)
     return torch.frombuffer(raw, dtype=dtype)
+
+
+def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A small CPU tensor on `device`, itself where it is there.
+
+    To CUDA it goes from pinned memory, on the current stream, so that the host does not wait.
+    """
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def used_here(tensors: Iterable[Tensor]) -> None:
+    """The current CUDA stream reads `tensors` of another one's pool, which we may let go first."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from resihp.errors import ConfigError
+from resihp.executor.flat import upload
 from resihp.executor.keyed_random import keyed_permutation
 
 if TYPE_CHECKING:
@@ -92,9 +93,9 @@ class Packing:
             cu_seqlens.append(end)
         return MicroBatch(
             sample_id=sample_id,
-            input_ids_T=torch.as_tensor(ids_T, device=device),
-            targets_T=torch.as_tensor(targets_T, device=device),
-            position_ids_T=torch.as_tensor(positions_T, device=device),
+            input_ids_T=upload(torch.as_tensor(ids_T), device),
+            targets_T=upload(torch.as_tensor(targets_T), device),
+            position_ids_T=upload(torch.as_tensor(positions_T), device),
             cu_seqlens=tuple(cu_seqlens),
             num_targets=self.num_targets(sample_id),
         )

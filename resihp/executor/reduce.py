@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from resihp.executor.device.interface import Communicator
-from resihp.executor.flat import split_flat
+from resihp.executor.flat import split_flat, used_here
 from resihp.executor.gradients import GradientTree, Node, tree_sum
 from resihp.executor.model import Key
 from resihp.executor.shards import StageShards
@@ -137,6 +137,8 @@ class OrderedReducer:
             for home in range(num_replicas)
             for node, grads in self._tree.take_partials(home).items()
         ]
+        for _, grads in partials:
+            used_here(grads.values())
         for group in self._groups.values():
             mine = self._nodes[group.ranks[group.index]]
             assert [key for key, _ in partials] == mine, "other micro-batches than the plan's"

@@ -21,7 +21,7 @@ from resihp.errors import GenerationClosed
 if TYPE_CHECKING:
     from resihp.executor.interpreter.observe import Observation
 
-__all__ = ["Event", "Stream", "ThreadStream"]
+__all__ = ["Event", "Item", "Stream", "ThreadStream"]
 
 _LOCK = threading.Lock()
 """Guards the moment of every event: held for well under a microsecond, so one is enough."""
@@ -160,7 +160,9 @@ class Stream(Protocol):
         ...
 
 
-class _Item(NamedTuple):
+class Item(NamedTuple):
+    """Queued work."""
+
     work: Callable[[], Any]
     waits: Sequence[Event]
     event: Event
@@ -171,11 +173,12 @@ class ThreadStream:
     """A FIFO of work on a thread of its own (see `Stream`)."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self.position = -1
         self.is_waiting = False
         self.observation: Observation | None = None
         self.on_error: Callable[[BaseException], None] | None = None
-        self._queue: deque[_Item] = deque()
+        self._queue: deque[Item] = deque()
         self._lock = threading.Lock()
         self._work_is_here = threading.Lock()
         """Held, but for the moment when work comes to a sleeping thread."""
@@ -195,7 +198,7 @@ class ThreadStream:
         with self._lock:
             broken = self._broken
             if broken is None:
-                self._queue.append(_Item(work, waits, event, label))
+                self._queue.append(Item(work, waits, event, label))
                 if self._sleeps:
                     self._sleeps = False
                     self._work_is_here.release()
@@ -232,11 +235,17 @@ class ThreadStream:
         event.set()
         return event
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs and nothing is queued."""
+        with self._lock:
+            return not self._busy and not self._queue
+
     def _take_idle_events(self) -> list[Event]:
         events, self._idle_events = self._idle_events, []
         return events
 
-    def _next(self) -> _Item:
+    def _next(self) -> Item:
         while True:
             with self._lock:
                 if self._queue:
@@ -257,7 +266,7 @@ class ThreadStream:
                 self._wait_for(item.waits)
                 if self._broken is not None:
                     raise self._broken
-                result = self._observed(item)
+                result = self._execute(item)
             except BaseException as error:  # the event carries it to whoever waits
                 self._break(error)
                 item.event.fail(error)
@@ -276,7 +285,8 @@ class ThreadStream:
                 finally:
                     self.is_waiting = False
 
-    def _observed(self, item: _Item) -> Any:
+    def _execute(self, item: Item) -> Any:
+        """Do the work, with its start and end observed; its events have happened."""
         observation = self.observation
         if observation is None or item.label < 0:
             return item.work()

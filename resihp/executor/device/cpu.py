@@ -12,7 +12,10 @@ from resihp.executor.transport import Transport
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from resihp.executor.device.edges import Edge
+    from resihp.executor.device.interface import Groups
 
 __all__ = ["CpuDevice"]
 
@@ -51,3 +54,6 @@ class CpuDevice:
     ) -> GroupFactory:
         """See `Device`."""
         return GroupFactory(port, generation, rank, connect_s=connect_s, collective_s=collective_s)
+
+    def link(self, groups: Groups, edges: Sequence[Edge]) -> None:
+        """See `Device`: sockets need no more than `connect`."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # emulated devices start without torch
     import torch
     from torch import Tensor
 
+    from resihp.executor.device.edges import Edge
+
 __all__ = ["STATE", "Communicator", "Device", "Groups", "Tag", "Wire"]
 
 
@@ -167,4 +169,11 @@ class Device(Protocol):
         self, port: int, generation: int, rank: int, *, connect_s: float, collective_s: float
     ) -> Groups:
         """The groups of a generation over the store at `port`. Blocks while it connects."""
+        ...
+
+    def link(self, groups: Groups, edges: Sequence[Edge]) -> None:
+        """Make what the wire needs for the directed pairs that this rank is in, in this order.
+
+        After all groups were built, before `wire` is read. Blocks; CommError where a peer is gone.
+        """
         ...

@@ -1,0 +1,309 @@
+"""CUDA: streams with events, NCCL for collectives and between stages, one GPU per rank.
+
+    compute thread --issues--> compute stream --event--> stream of an edge --NCCL--> peer
+    comm thread    --issues--> comm stream
+
+The threads issue and never wait for the device on the way (see `issuing`), but for the vote, which
+reads the norms of the reduced gradients once per step, on the comm thread. Sends and receives go
+to a communicator and a stream per directed pair of ranks (`edges`), which makes the transport
+`edge`. State moves between generations over the CPU's wire, through host memory.
+
+Where several ranks share a GPU NCCL refuses to work. Then everything goes through pinned host
+memory, the CPU's wire and gloo (`staged`): to check the control plane on one GPU, not to be fast.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from resihp.errors import CommError, ConfigError, GenerationClosed
+from resihp.executor.device.edge_wire import EdgeWire
+from resihp.executor.device.interface import STATE, Tag
+from resihp.executor.device.issuing import IssuingStream, Mark
+from resihp.executor.device.nccl import NcclCommunicator, new_unique_id
+from resihp.executor.device.staged import StagedGroups, StagedWire
+from resihp.executor.stream import Event
+from resihp.executor.transport import Transport
+from resihp.wire.address import LOOPBACK
+from resihp.wire.backend import EXECUTOR_TRANSPORT
+
+if TYPE_CHECKING:
+    from resihp.executor.device.edges import Edge
+    from resihp.executor.device.interface import Communicator, Groups, Wire
+
+__all__ = ["CudaDevice", "CudaQueue", "NcclGroups"]
+
+
+class CudaQueue:
+    """A CUDA stream as a `DeviceQueue`."""
+
+    def __init__(self, device: torch.device, *, is_urgent: bool = False) -> None:
+        """`is_urgent`: its kernels go first where several streams have some."""
+        self._device = device
+        self.stream = torch.cuda.Stream(device, priority=-1 if is_urgent else 0)
+        self._origin = self.record()
+        self._origin.synchronize()
+        self._origin_ns = time.monotonic_ns()
+
+    def active(self) -> AbstractContextManager[Any]:
+        """See `DeviceQueue`. It also makes the device the thread's current one."""
+        return torch.cuda.stream(self.stream)
+
+    def record(self) -> torch.cuda.Event:
+        """See `DeviceQueue`."""
+        # Blocking: a thread that waits for the mark sleeps instead of spinning.
+        mark = torch.cuda.Event(enable_timing=True, blocking=True)
+        mark.record(self.stream)
+        return mark
+
+    def wait(self, mark: Mark) -> None:
+        """See `DeviceQueue`."""
+        self.stream.wait_event(cast("torch.cuda.Event", mark))
+
+    def uses(self, result: Any) -> None:
+        """See `DeviceQueue`."""
+        if isinstance(result, Tensor) and result.is_cuda:
+            result.record_stream(self.stream)
+
+    def at_ns(self, mark: Mark) -> int:
+        """See `DeviceQueue`; `mark` has been reached.
+
+        Elapsed times are single floats, exact to some 0.1 % of a microsecond per second: so the
+        origin moves with the marks.
+        """
+        mark = cast("torch.cuda.Event", mark)
+        at_ns = self._origin_ns + round(self._origin.elapsed_time(mark) * 1e6)
+        if at_ns > self._origin_ns:
+            self._origin, self._origin_ns = mark, at_ns
+        return at_ns
+
+    def synchronize(self) -> None:
+        """See `DeviceQueue`."""
+        self.stream.synchronize()
+
+
+class _NcclLink:
+    """This rank's end of a directed pair (see `edge_wire.Link`)."""
+
+    def __init__(self, queue: CudaQueue, communicator: NcclCommunicator) -> None:
+        self.queue = queue
+        self._communicator = communicator
+        self._peer = 1 - communicator.index
+
+    def send(self, tensor: Tensor) -> None:
+        """See `Link`."""
+        self._communicator.send(tensor, self._peer)
+
+    def receive(self, num_bytes: int) -> Tensor:
+        """See `Link`."""
+        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self.queue.stream.device)
+        self._communicator.receive_(buffer, self._peer)
+        return buffer
+
+    def greet(self) -> None:
+        """Exchange one byte: NCCL connects at the first message, and blocks the host until then."""
+        with self.queue.active():
+            if self._communicator.index == 0:
+                self.send(torch.zeros(1, dtype=torch.uint8, device=self.queue.stream.device))
+            else:
+                self.receive(1)
+            self.queue.synchronize()
+
+
+class _Alone:
+    """The communicator of a single rank."""
+
+    index = 0
+    degree = 1
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+
+    def all_reduce_(self, tensor: Tensor) -> None:
+        """See `Communicator`."""
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """See `Communicator`."""
+        return part.unsqueeze(0)
+
+    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """See `Communicator`."""
+        return [parts[0]]
+
+
+class NcclGroups:
+    """The communicators of one generation (see `interface.Groups`), collective and of edges."""
+
+    def __init__(
+        self, device: torch.device, port: int, generation: int, rank: int, *, connect_s: float
+    ) -> None:
+        self._device = device
+        self._rank = rank
+        self._connect_s = connect_s
+        self._built: list[NcclCommunicator] = []
+        self._is_over = False
+        try:
+            store = TCPStore(
+                LOOPBACK,
+                port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=connect_s),
+            )
+        except RuntimeError as error:
+            raise CommError(f"the store of generation {generation} is gone: {error}") from error
+        self._store: Any = PrefixStore(f"g{generation}/nccl", store)
+
+    def build(self, name: str, ranks: Sequence[int]) -> Communicator:
+        """See `Groups`."""
+        if len(ranks) == 1:
+            return _Alone(ranks)
+        return self._nccl(name, ranks)
+
+    def link(self, edge: Edge) -> _NcclLink:
+        """This rank's end of a pair, connected. Blocks until the other rank comes to it."""
+        communicator = self._nccl(edge.name, edge)
+        with torch.cuda.device(self._device):
+            link = _NcclLink(CudaQueue(self._device, is_urgent=True), communicator)
+            link.greet()
+        return link
+
+    def _nccl(self, name: str, ranks: Sequence[int]) -> NcclCommunicator:
+        if self._is_over:
+            raise GenerationClosed("the generation is over")
+        index = list(ranks).index(self._rank)
+        try:
+            if index == 0:
+                self._store.set(name, new_unique_id())
+            unique_id = bytes(self._store.get(name))
+        except RuntimeError as error:
+            raise CommError(f"group {name} over ranks {list(ranks)} failed: {error}") from error
+        with torch.cuda.device(self._device):
+            made = NcclCommunicator(unique_id, ranks, index, timeout_s=self._connect_s)
+            self._built.append(made)
+            if self._is_over:  # `abort` may have missed it
+                made.abort()
+            made.connect()
+        return made
+
+    def abort(self) -> None:
+        """See `Groups`. On threads of their own: NCCL waits for its kernels to end."""
+        self._is_over = True
+        for communicator in list(self._built):
+            threading.Thread(target=communicator.abort, daemon=True).start()
+
+    def release(self) -> None:
+        """See `Groups`. What is not complete is aborted: a generation ends with its iterations."""
+        self._is_over = True
+        for communicator in self._built:
+            communicator.abort()
+        self._built.clear()
+        self._store = None
+
+
+class _CudaWire:
+    """Tensors over the pairs' queues, state over the CPU's wire."""
+
+    def __init__(self, edges: EdgeWire, staged: StagedWire) -> None:
+        self._edges = edges
+        self._staged = staged
+
+    def send(
+        self, peer: int, tag: Tag, source: Event, cut: Callable[[Any], Any] | None = None
+    ) -> Event:
+        """See `Wire`."""
+        wire = self._staged if tag.kind == STATE else self._edges
+        return wire.send(peer, tag, source, cut)
+
+    def receive(self, peer: int, tag: Tag, num_bytes: int) -> Event:
+        """See `Wire`."""
+        wire = self._staged if tag.kind == STATE else self._edges
+        return wire.receive(peer, tag, num_bytes)
+
+
+class CudaDevice:
+    """See `resihp.executor.device.interface.Device`."""
+
+    kind = "cuda"
+    transport = EXECUTOR_TRANSPORT
+
+    def __init__(
+        self, job: str, rank: int, *, timeout_s: float, num_local_ranks: int, staged: bool = False
+    ) -> None:
+        """`num_local_ranks` share the GPUs of this host; more of them than GPUs are staged.
+
+        ConfigError where there is no GPU.
+        """
+        if not torch.cuda.is_available():
+            raise ConfigError('[device] kind = "cuda": torch sees no CUDA device on this host')
+        num_gpus = torch.cuda.device_count()
+        self.is_staged = staged or num_local_ranks > num_gpus
+        self.torch_device = torch.device("cuda", rank % num_gpus)
+        self.compute = IssuingStream("compute", CudaQueue(self.torch_device))
+        self.comm = IssuingStream("comm", CudaQueue(self.torch_device, is_urgent=True))
+        self._transport = Transport(job, rank, timeout_s=timeout_s)
+        self._staging = StagedWire(
+            self._transport,
+            lambda name: IssuingStream(name, CudaQueue(self.torch_device)),
+            self.torch_device,
+        )
+        self._rank = rank
+        self._edges: EdgeWire | None = None
+
+    async def open(self) -> int:
+        """See `Device`."""
+        return await self._transport.open()
+
+    def begin(self, generation: int, key: bytes, peers: Mapping[int, int]) -> None:
+        """See `Device`."""
+        self._staging.begin()
+        self._transport.begin(generation, key, peers)
+
+    async def connect(self, peers: set[int]) -> None:
+        """See `Device`."""
+        await self._transport.connect(peers)
+
+    def end(self) -> None:
+        """See `Device`."""
+        if self._edges is not None:
+            self._edges.end()
+            self._edges = None
+        self._transport.end()
+        self._staging.end()
+
+    @property
+    def wire(self) -> Wire:
+        """See `Device`."""
+        if self._edges is None:
+            return self._staging
+        return _CudaWire(self._edges, self._staging)
+
+    def groups(
+        self, port: int, generation: int, rank: int, *, connect_s: float, collective_s: float
+    ) -> Groups:
+        """See `Device`."""
+        if self.is_staged:
+            return StagedGroups(
+                port, generation, rank, connect_s=connect_s, collective_s=collective_s
+            )
+        return NcclGroups(self.torch_device, port, generation, rank, connect_s=connect_s)
+
+    def link(self, groups: Groups, edges: Sequence[Edge]) -> None:
+        """See `Device`."""
+        if not isinstance(groups, NcclGroups):
+            return
+        links = {edge: groups.link(edge) for edge in edges}
+        self._edges = EdgeWire(
+            self.compute,
+            {edge.target: link for edge, link in links.items() if edge.source == self._rank},
+            {edge.source: link for edge, link in links.items() if edge.target == self._rank},
+        )

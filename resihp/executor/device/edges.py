@@ -1,0 +1,50 @@
+"""Which communicators a rank makes for point-to-point messages, and in which order.
+
+Every directed pair of ranks that a plan sends tensors between has a communicator of its own, with
+a stream of its own: a message waits for nothing but the messages before it on the same pair, which
+is what the transport `edge` promises (`resihp.ir.transport`).
+
+To make one, both ranks must come to it at the same time. All ranks walk through one list, the
+pairs of the whole plan in the order of their first use, and each makes those that it is in. Of all
+pairs that are not made yet the first is the next of both its ranks: nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from resihp.ir.expand import expand
+from resihp.ir.model import Op
+
+if TYPE_CHECKING:
+    from resihp.ir.model import Plan
+
+__all__ = ["Edge", "edges_of", "plan_edges"]
+
+
+class Edge(NamedTuple):
+    """A directed pair of ranks."""
+
+    source: int
+    target: int
+
+    @property
+    def name(self) -> str:
+        """Unique in a generation."""
+        return f"edge.{self.source}.{self.target}"
+
+
+def plan_edges(plan: Plan) -> list[Edge]:
+    """All pairs that the plan sends between, by instruction of their first use, then by rank."""
+    first_use: dict[Edge, int] = {}
+    for rank in plan.active_ranks:
+        for index, instr in enumerate(expand(plan, rank).instrs):
+            if instr.op in (Op.SEND_ACT, Op.SEND_GRAD):
+                for transfer in instr.transfers:
+                    first_use.setdefault(Edge(rank, transfer.peer), index)
+    return sorted(first_use, key=lambda edge: (first_use[edge], edge))
+
+
+def edges_of(plan: Plan, rank: int) -> list[Edge]:
+    """Those that `rank` is in, in the order in which it makes them."""
+    return [edge for edge in plan_edges(plan) if rank in edge]
