@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["AdamW", "AdamWConfig", "learning_rate"]
 
 
+_CPU_BLOCK = 1 << 17
+"""Elements that are updated at a time: what the dozen passes touch stays in the cache."""
+_BLOCK = 1 << 24
+"""On other devices: few launches, and a scratch that is small beside the model."""
+
+
 class AdamWConfig(Protocol):
     """Hyperparameters other than the learning rate, which each step brings."""
 
@@ -75,11 +81,25 @@ class AdamW:
         assert grads.keys() == self.parameters.keys()
         self.num_steps += 1
         for name, parameter in self.parameters.items():
-            self._update(name, parameter, grads[name] * grad_scale, lr)
+            decay = 1.0 - lr * self.config.weight_decay if parameter.dim() == 2 else 1.0
+            size = _CPU_BLOCK if parameter.device.type == "cpu" else _BLOCK
+            state = parameter, self.exp_avg[name], self.exp_avg_sq[name]
+            blocks = (torch.split(tensor.view(-1), size) for tensor in state)
+            grad_blocks = torch.split(grads[name].reshape(-1), size)
+            for part, mean, mean_sq, grad in zip(*blocks, grad_blocks, strict=True):
+                self._update(part, mean, mean_sq, grad * grad_scale, lr, decay)
 
-    def _update(self, name: str, parameter: Tensor, grad: Tensor, lr: float) -> None:
-        """Update one shard; `grad` is used as scratch."""
-        config, mean, mean_sq = self.config, self.exp_avg[name], self.exp_avg_sq[name]
+    def _update(
+        self,
+        parameter: Tensor,
+        mean: Tensor,
+        mean_sq: Tensor,
+        grad: Tensor,
+        lr: float,
+        decay: float,
+    ) -> None:
+        """Update one run of a shard; `grad` is used as scratch."""
+        config = self.config
         scratch = grad * (1.0 - config.beta1)
         mean.mul_(config.beta1).add_(scratch)
         torch.mul(grad, grad, out=scratch)
@@ -88,8 +108,8 @@ class AdamW:
         root = torch.sqrt(mean_sq, out=scratch)
         root.div_(math.sqrt(1.0 - config.beta2**self.num_steps)).add_(config.eps)
         change = torch.div(mean, root, out=grad).mul_(lr / (1.0 - config.beta1**self.num_steps))
-        if parameter.dim() == 2:
-            parameter.mul_(1.0 - lr * config.weight_decay)
+        if decay != 1.0:
+            parameter.mul_(decay)
         parameter.sub_(change)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from resihp.errors import ConfigError
@@ -77,6 +78,10 @@ class Packing:
     def num_targets(self, sample_id: int) -> int:
         """Targets of a window, without building it."""
         return int(self._num_targets[sample_id])
+
+    def sum_of_targets(self, sample_ids: NDArray[np.int64]) -> int:
+        """Targets of several windows together."""
+        return int(self._num_targets[sample_ids].sum())
 
     def micro_batch(self, sample_id: int, device: torch.device | str = "cpu") -> MicroBatch:
         """The window `sample_id` as tensors on `device`."""

@@ -110,7 +110,7 @@ class OrderedReducer:
         self._gather = gather
         self._nodes = nodes
         self._shape = num_replicas, num_microbatches
-        self._names = (*shards.cut, *shards.replicated)
+        self._buckets = shards.buckets([*shards.cut, *shards.replicated])
         self._tree = GradientTree(num_replicas, num_microbatches)
         self._reduced: dict[str, Tensor] | None = None
         self._nothing = torch.empty(0, device=shards.device)
@@ -142,13 +142,14 @@ class OrderedReducer:
         for group in self._groups.values():
             mine = self._nodes[group.ranks[group.index]]
             assert [key for key, _ in partials] == mine, "other micro-batches than the plan's"
-        flats = {
-            chunk: self._reduce_chunk(chunk, group, [grads for _, grads in partials])
-            for chunk, group in self._groups.items()
-        }
         if self._reduced is None:
             self._reduced = self._shards.empty()
-        self._shards.unflatten(flats, self._reduced, self._gather, names=self._names)
+        for names in self._buckets:
+            flats = {
+                chunk: self._reduce_chunk(names, chunk, group, [grads for _, grads in partials])
+                for chunk, group in self._groups.items()
+            }
+            self._shards.unflatten(flats, names, self._reduced, self._gather)
         return self._reduced
 
     def _sum_alone(self) -> dict[str, Tensor]:
@@ -159,15 +160,16 @@ class OrderedReducer:
         return {name: tree_sum([grads[name] for grads in sums]) for name in sums[0]}
 
     def _reduce_chunk(
-        self, chunk: int, group: Communicator, partials: Sequence[Mapping[str, Tensor]]
+        self,
+        names: Sequence[str],
+        chunk: int,
+        group: Communicator,
+        partials: Sequence[Mapping[str, Tensor]],
     ) -> Tensor:
-        """Everybody's partial sums of one chunk, added in the order of the tree."""
+        """Everybody's partial sums of one bucket of one chunk, added in the order of the tree."""
         degree = group.degree
-        flats = [
-            self._shards.flatten(grads, chunk, names=self._names, padded_to=degree)
-            for grads in partials
-        ]
-        length = self._shards.length(chunk, self._names)
+        flats = [self._shards.flatten(grads, names, chunk, degree) for grads in partials]
+        length = self._shards.length(names, chunk)
         piece = -(-length // degree)
         outgoing = [
             _cat([flat.narrow(0, at * piece, piece) for flat in flats] or [self._nothing])
@@ -229,17 +231,22 @@ class FastReducer:
         if shards.num_chunks == 1:
             self._groups[0].all_reduce_(self._flat)
             return self._reduced
-        flats: dict[int, Tensor] = {}
-        for chunk, group in self._groups.items():
-            if self._in_place:
-                flats[chunk] = self._flat[: shards.length(chunk, shards.cut)]
-            else:
-                flats[chunk] = shards.flatten(self._sums, chunk, names=shards.cut)
-            group.all_reduce_(flats[chunk])
-        if not self._in_place:
-            shards.unflatten(flats, self._reduced, self._gather, names=shards.cut)
+        if self._in_place:
+            ((chunk, group),) = self._groups.items()
+            group.all_reduce_(self._flat[: shards.length(shards.cut, chunk)])
+        else:
+            self._reduce_copied_out()
         self._reduce_replicated()
         return self._reduced
+
+    def _reduce_copied_out(self) -> None:
+        shards = self._shards
+        for names in shards.buckets(shards.cut):
+            flats: dict[int, Tensor] = {}
+            for chunk, group in self._groups.items():
+                flats[chunk] = shards.flatten(self._sums, names, chunk)
+                group.all_reduce_(flats[chunk])
+            shards.unflatten(flats, names, self._reduced, self._gather)
 
     def _reduce_replicated(self) -> None:
         names = self._shards.replicated
@@ -260,8 +267,12 @@ def _cat(parts: Sequence[Tensor]) -> Tensor:
 def _sum_in_order(
     parts: Mapping[tuple[int, Node], Tensor], num_replicas: int, num_microbatches: int
 ) -> Tensor:
-    """Complete each home's tree from its partial nodes, then add the homes in order."""
+    """Complete each home's tree from its partial nodes, then add the homes in order.
+
+    The parts are given up.
+    """
     tree = GradientTree(num_replicas, num_microbatches)
     for (home, node), part in parts.items():
-        tree.add_partial(home, node, {"": part.clone()})
-    return tree_sum([tree.take(home)[""] for home in range(num_replicas)])
+        tree.add_partial(home, node, {"": part})
+    sums = [tree.take(home)[""] for home in range(num_replicas)]
+    return sums[0] if len(sums) == 1 else tree_sum(sums)

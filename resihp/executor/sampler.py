@@ -11,10 +11,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from resihp.executor.keyed_random import keyed_permutation
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -40,6 +41,15 @@ class Sampler:
         """The window at `position`, which counts micro-batches from the start of training."""
         epoch, offset = divmod(position, self.num_windows)
         return int(_epoch_order(self.num_windows, self.seed, epoch)[offset])
+
+    def sample_ids(self, first: int, count: int) -> NDArray[np.int64]:
+        """The windows at `count` positions from `first` on."""
+        runs: list[NDArray[np.int64]] = []
+        while count > 0:
+            epoch, offset = divmod(first, self.num_windows)
+            runs.append(_epoch_order(self.num_windows, self.seed, epoch)[offset : offset + count])
+            first, count = first + len(runs[-1]), count - len(runs[-1])
+        return np.concatenate(runs)
 
 
 class GlobalBatches:
@@ -73,8 +83,8 @@ class GlobalBatches:
 
     def num_targets(self, step: int) -> int:
         """Targets of the global batch; one over it is the loss scale. Builds no tensor."""
-        positions = range(step * self._per_step, (step + 1) * self._per_step)
-        return sum(self._packing.num_targets(self._sampler.sample_id(p)) for p in positions)
+        first = step * self._per_step
+        return self._packing.sum_of_targets(self._sampler.sample_ids(first, self._per_step))
 
     @property
     def _per_step(self) -> int:

@@ -22,7 +22,7 @@ from resihp.executor.layouts import local_shape, num_copies, shard_units, slice_
 from resihp.ir.reshard import chunks_of_member
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from resihp.executor.model import Model
 
 __all__ = ["StageShards"]
+
+_BUCKET = 1 << 24
+"""Elements that are exchanged at a time, but for larger tensors: what the copies made for an
+exchange hold is small beside the gradients themselves."""
 
 
 class StageShards:
@@ -53,7 +57,7 @@ class StageShards:
         self.replicated = [name for name in layouts if layouts[name].dim is None]
         self.copied = [name for name in layouts if num_copies(layouts[name], num_chunks) > 1]
         self.cut = [name for name in layouts if name not in {*self.replicated, *self.copied}]
-        self.has_remote_copies = any(num_copies(layouts[name], degree) > 1 for name in self.copied)
+        self._has_remote_copies = any(num_copies(layouts[name], degree) > 1 for name in self.copied)
 
     def empty(self) -> dict[str, Tensor]:
         """Uninitialised fp32 tensors of the local shapes."""
@@ -71,49 +75,60 @@ class StageShards:
         parts = zip(names, split_flat(flat, sizes), shapes, strict=True)
         return flat, {name: part.view(shape) for name, part, shape in parts}
 
-    def length(self, chunk: int, names: Sequence[str]) -> int:
+    def buckets(self, names: Iterable[str]) -> list[list[str]]:
+        """`names` in runs that are exchanged one after the other, then all copied tensors.
+
+        All members of a reduction group cut alike.
+        """
+        found: list[list[str]] = []
+        size = _BUCKET
+        for name in names:
+            layout = self._layouts[name]
+            length = math.prod(layout.shape) // (1 if layout.dim is None else self.num_chunks)
+            if size + length > _BUCKET:
+                found.append([])
+                size = 0
+            found[-1].append(name)
+            size += length
+        return [*found, self.copied] if self.copied else found
+
+    def length(self, names: Sequence[str], chunk: int) -> int:
         """Elements of what `flatten` gives, without padding."""
         where = self.num_chunks, chunk
-        return sum(
-            math.prod(local_shape(self._layouts[name], *where)) for name in (*names, *self.copied)
-        )
+        return sum(math.prod(local_shape(self._layouts[name], *where)) for name in names)
 
     def flatten(
-        self, tensors: Mapping[str, Tensor], chunk: int, *, names: Sequence[str], padded_to: int = 1
+        self, tensors: Mapping[str, Tensor], names: Sequence[str], chunk: int, padded_to: int = 1
     ) -> Tensor:
-        """Chunk `chunk` of `names`, then of all copied tensors; zeros up to a multiple."""
-        parts = [view.reshape(-1) for view in self._views(tensors, names, chunk)]
-        for name, view in zip(self.copied, self._views(tensors, self.copied, chunk), strict=True):
-            counts = chunk == self._first_chunk(name, chunk)
-            parts.append((view if counts else torch.zeros_like(view)).reshape(-1))
+        """Chunk `chunk` of one bucket; zeros up to a multiple."""
+        parts = [
+            view.reshape(-1) if self._counts(name, chunk) else view.new_zeros(view.numel())
+            for name, view in zip(names, self._views(tensors, names, chunk), strict=True)
+        ]
         rest = -sum(part.numel() for part in parts) % padded_to
-        if rest or not parts:
-            parts.append(torch.zeros(rest, device=self.device))
+        if rest:
+            parts.append(parts[0].new_zeros(rest))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def unflatten(
         self,
         flats: Mapping[int, Tensor],
+        names: Sequence[str],
         into: Mapping[str, Tensor],
         gather: Communicator,
-        *,
-        names: Sequence[str],
     ) -> None:
-        """Write what the groups of all our chunks summed, without padding, into `into`.
+        """Write what the groups of all our chunks summed of one bucket, unpadded, into `into`.
 
         `gather` is the TP group, asked only where members hold copies of each other.
         """
-        sums_of_copies: list[Tensor] = []
+        if names is self.copied:
+            self._join_copies(torch.stack(list(flats.values())), into, gather)
+            return
         for chunk, flat in flats.items():
             views = self._views(into, names, chunk)
-            copies = self._views(into, self.copied, chunk)
-            sizes = [view.numel() for view in (*views, *copies)]
-            parts = split_flat(flat, sizes)
-            for view, part in zip(views, parts, strict=False):
+            parts = split_flat(flat, [view.numel() for view in views])
+            for view, part in zip(views, parts, strict=True):
                 view.copy_(part.view(view.shape))
-            sums_of_copies += parts[len(views) :]
-        if self.copied:
-            self._join_copies(sums_of_copies, into, gather)
 
     def _views(
         self, tensors: Mapping[str, Tensor], names: Sequence[str], chunk: int
@@ -123,28 +138,24 @@ class StageShards:
             for name in names
         ]
 
-    def _first_chunk(self, name: str, chunk: int) -> int:
-        """The first chunk of the same unit that we hold."""
+    def _counts(self, name: str, chunk: int) -> bool:
+        """Whether `chunk` is the first that we hold of its unit; always, without copies."""
         copies = num_copies(self._layouts[name], self.num_chunks)
-        return max(chunk // copies * copies, self.chunks.start)
+        return chunk == max(chunk // copies * copies, self.chunks.start)
 
-    def _join_copies(
-        self, sums: list[Tensor], into: Mapping[str, Tensor], gather: Communicator
-    ) -> None:
-        """Add up the chunks of each unit; `sums` are those of our chunks, chunk by chunk."""
-        row = torch.cat(sums).view(len(self.chunks), -1)
+    def _join_copies(self, sums: Tensor, into: Mapping[str, Tensor], gather: Communicator) -> None:
+        """Add up the chunks of each unit; `sums` has one row for each of our chunks."""
         first = self.chunks.start
-        if self.has_remote_copies:
-            row, first = gather.all_gather(row).view(self.num_chunks, -1), 0
-        sizes = [sums[at].numel() for at in range(len(self.copied))]
-        for name, columns in zip(self.copied, torch.split(row, sizes, dim=1), strict=True):
+        if self._has_remote_copies:
+            sums, first = gather.all_gather(sums).view(self.num_chunks, -1), 0
+        sizes = [view.numel() for view in self._views(into, self.copied, self.chunks.start)]
+        for name, columns in zip(self.copied, torch.split(sums, sizes, dim=1), strict=True):
             layout = self._layouts[name]
             copies = num_copies(layout, self.num_chunks)
             for unit in range(*shard_units(layout.units, *self._where)):
-                chunks = range(unit * copies, (unit + 1) * copies)
-                total = columns[chunks.start - first].clone()
-                for chunk in chunks[1:]:
+                total = columns[unit * copies - first].clone()
+                for chunk in range(unit * copies + 1, (unit + 1) * copies):
                     total += columns[chunk - first]
-                here = max(chunks.start, self.chunks.start)
+                here = max(unit * copies, self.chunks.start)
                 (view,) = self._views(into, [name], here)
                 view.copy_(total.view(view.shape))

@@ -15,7 +15,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from resihp.executor.layouts import TensorLayout, num_copies
@@ -95,21 +97,20 @@ class Voter:
 
         Losses are added in order of micro-batch, squared norms in order of name and then rank.
         """
-        table: list[list[float]] = cast("Any", rows).tolist()
-        losses = _columns(table, 1, self._num)
-        samples = _columns(table, 1 + self._num, self._num)
-        norms = _columns(table, 1 + 2 * self._num, len(self._names))
-        for column in samples:
-            known = sum(value >= 0 for value in column)
-            assert known == 1, f"{known} ranks brought the loss of one micro-batch"
+        table: NDArray[np.float64] = rows.cpu().numpy()
+        bounds = np.cumsum([1, self._num, self._num])
+        finite, losses, samples, norms = np.split(table, bounds, axis=1)
+        known = (samples >= 0).sum(axis=0)
+        for number in np.flatnonzero(known != 1)[:1]:
+            raise AssertionError(f"{known[number]} ranks brought the loss of one micro-batch")
         return Outcome(
-            finite=all(row[0] > 0 for row in table),
-            loss_sum=sum((value for column in losses for value in column), 0.0),
-            samples=tuple(int(max(column)) for column in samples),
-            grad_norm=math.sqrt(sum((value for column in norms for value in column), 0.0)),
+            finite=bool((finite > 0).all()),
+            loss_sum=_sum_in_order(losses.sum(axis=0)),  # all but one of a column are zero
+            samples=tuple(samples.max(axis=0).astype(np.int64).tolist()),
+            grad_norm=math.sqrt(_sum_in_order(norms.T.reshape(-1))),
         )
 
 
-def _columns(table: list[list[float]], first: int, num: int) -> list[list[float]]:
-    """Columns `first .. first + num - 1`, each with one value per rank."""
-    return [[row[column] for row in table] for column in range(first, first + num)]
+def _sum_in_order(values: NDArray[np.float64]) -> float:
+    """One after the other, from the first; `sum` of numpy adds pairwise."""
+    return float(np.add.accumulate(values)[-1]) if len(values) else 0.0

@@ -91,6 +91,15 @@ def test_the_clip_factor_scales_gradients():
     assert all(torch.equal(scaled[name], plain[name]) for name in SHAPES)
 
 
+def test_the_bits_do_not_depend_on_the_block(monkeypatch):
+    """Large tensors are updated run by run."""
+    at_once, in_runs = tensors(0), tensors(0)
+    AdamW(CONFIG, at_once).step(tensors(1), lr=0.1)
+    monkeypatch.setattr("resihp.executor.adamw._CPU_BLOCK", 3)
+    AdamW(CONFIG, in_runs).step(tensors(1), lr=0.1)
+    assert all(torch.equal(in_runs[name], at_once[name]) for name in SHAPES)
+
+
 def test_only_matrices_decay():
     """With zero gradients a norm's weight stays and a matrix shrinks by lr times decay."""
     parameters = tensors(0)

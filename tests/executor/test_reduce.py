@@ -184,6 +184,22 @@ def test_copies_have_the_same_bits_whoever_ran_what():
         assert_same_bits(reduced, before[rank % 4])
 
 
+@pytest.mark.parametrize("make", [ordered, fast])
+def test_buckets_change_no_bits_of_ordered_sums(monkeypatch, make: Make):
+    """Exchanged tensor by tensor as at once; fast sums depend on the lengths, but stay equal."""
+    plan = one_stage({0: 4, 1: 1, 2: 2}, 3, 3)
+    at_once = reduced_by_all(plan, make)
+    monkeypatch.setattr("resihp.executor.shards._BUCKET", 10)
+    bit_by_bit = reduced_by_all(plan, make)
+    for rank, reduced in bit_by_bit.items():
+        if make is ordered:
+            assert_same_bits(reduced, at_once[rank])
+        for name, tensor in reduced.items():
+            torch.testing.assert_close(tensor, at_once[rank][name], rtol=1e-3, atol=1e-2)
+    norm = {rank: reduced["2.norm"] for rank, reduced in bit_by_bit.items()}
+    assert all(torch.equal(each, norm[0]) for each in norm.values())
+
+
 def test_the_order_of_additions_matters_for_these_gradients():
     """Otherwise the tests above could not fail."""
     parts = [logical(seed_of(replica, number)) for replica in (0, 1) for number in (0, 1, 2)]

@@ -59,6 +59,14 @@ def test_a_sample_depends_on_its_place_only(packing):
     assert first.micro_batch(7, 1, 2).input_ids_T.equal(again.micro_batch(7, 1, 2).input_ids_T)
 
 
+@given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 40))
+def test_many_positions_are_looked_up_as_one_by_one(num_windows, first, count):
+    """Over the ends of any number of epochs."""
+    sampler = Sampler(num_windows, 3)
+    expected = [sampler.sample_id(position) for position in range(first, first + count)]
+    assert sampler.sample_ids(first, count).tolist() == expected
+
+
 def test_targets_of_a_step_are_counted_without_building_it(packing):
     """The count equals that of all micro-batches, built."""
     batches = GlobalBatches(packing, Sampler(packing.num_windows, 0), 2, 3)
