@@ -218,6 +218,12 @@ GOLDEN = [
     ),
     (
         "[device]",
+        '[compute]\nprecision = "bf16"\nnumerics = "bitwise"\n[device]',
+        'job.toml:27: compute.numerics = "bitwise": must be "fast" with precision = "bf16": plans '
+        'count on one sum of gradients there; nearest valid: "fast"',
+    ),
+    (
+        "[device]",
         "[compute]\nrecompute = 1\n[device]",
         "job.toml:26: compute.recompute = 1: expected bool, got int",
     ),
@@ -348,6 +354,7 @@ def configs(draw):
     pp, dp = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     heads = tp * draw(st.integers(1, 3))
     steps = draw(st.integers(1, 100))
+    precision = draw(st.sampled_from(get_args(Precision)))
     world = tp * pp * dp
     ranks = draw(st.lists(st.integers(0, world - 1), unique=True, max_size=3))
     return JobConfig(
@@ -368,8 +375,8 @@ def configs(draw):
         batch=BatchConfig(microbatches=3, tokens=tp * draw(st.integers(1, 99))),
         data=DataConfig(source=draw(texts)),
         compute=ComputeConfig(
-            precision=draw(st.sampled_from(get_args(Precision))),
-            numerics=draw(st.sampled_from(get_args(Numerics))),
+            precision=precision,
+            numerics="fast" if precision == "bf16" else draw(st.sampled_from(get_args(Numerics))),
             recompute=draw(st.booleans()),
         ),
         device=DeviceConfig(memory=format_size(draw(st.integers(1 << 20, 1 << 40)))),

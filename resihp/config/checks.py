@@ -168,6 +168,16 @@ def _tokens(config: JobConfig) -> Iterator[Problem]:
         )
 
 
+def _numerics(config: JobConfig) -> Iterator[Problem]:
+    compute = config.compute
+    if compute.precision == "bf16" and compute.numerics == "bitwise":
+        yield Problem(
+            "compute.numerics",
+            'must be "fast" with precision = "bf16": plans count on one sum of gradients there; '
+            'nearest valid: "fast"',
+        )
+
+
 def _memory(config: JobConfig) -> Iterator[Problem]:
     try:
         num_bytes = parse_size(config.device.memory)
@@ -216,6 +226,7 @@ _CHECKS: tuple[Callable[[JobConfig], Iterator[Problem]], ...] = (
     _pipeline,
     _world,
     _tokens,
+    _numerics,
     _memory,
     _warmup,
     _injections,

@@ -203,7 +203,10 @@ class ComputeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     precision: Precision = "fp32"
     """`bf16`: F and B read bf16 copies of fp32 parameters; moments and gradient sums stay fp32."""
     numerics: Numerics = "bitwise"
-    """`bitwise`: sums in a fixed order, whoever computes what. `fast`: in the order of arrival."""
+    """`bitwise`: sums in a fixed order, whoever computes what. `fast`: in the order of arrival.
+
+    In bf16 it is `fast`.
+    """
     recompute: bool = False
     """Whether B computes again what F made, which then is not kept. Not in a `parallel.plan`."""
 
