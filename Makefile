@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter clean
+.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -86,6 +86,10 @@ bench-search: $(VENV)/.run
 # What the interpreter costs per instruction.
 bench-interpreter: $(VENV)/.run
 	$(BIN)/python benchmarks/interpreter.py
+
+# An iteration, ours against torch.distributed.pipelining, in pairs on an idle machine.
+bench-executor: $(VENV)/.run
+	$(BIN)/python benchmarks/executor_speed.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

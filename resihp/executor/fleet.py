@@ -31,6 +31,7 @@ import torch
 
 from resihp.executor.device.cpu import CpuDevice
 from resihp.executor.groups import open_store
+from resihp.executor.heap import keep_freed_memory
 from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.session import in_thread
 from resihp.ir.model import Op, Plan
@@ -284,6 +285,7 @@ class _Host:
 def _serve(pipe: Connection, moves: Any, quiet: bool) -> None:
     """The process of some ranks: obey until the pipe closes."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if quiet:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
