@@ -14,18 +14,20 @@ from schedule_cases import random_schedule
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from resihp.compiler import facts_of
+from resihp.compiler import facts_of, initial_plan
 from resihp.compiler.facts import move_bytes, num_parameters, peak_partials, stage_facts
 from resihp.compiler.models import MODELS
-from resihp.config import ModelConfig
+from resihp.config import BatchConfig, JobConfig, JobSection, ModelConfig
 from resihp.executor.gradients import GradientTree
 from resihp.executor.init import initial_parameters
 from resihp.executor.layouts import local_shape
 from resihp.executor.model import StageOptions
 from resihp.executor.models import build_model
 from resihp.executor.packing import MicroBatch as Tokens
+from resihp.executor.state import initial_holding
+from resihp.ir.expand import expand
 from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Batch, GroupName, LayerRange, Op
+from resihp.ir.model import Batch, GroupName, LayerRange, Mesh, Op
 from resihp.ir.placement import placement_of
 from resihp.ir.reshard import ShardMove
 
@@ -84,6 +86,27 @@ def test_parameters_are_those_of_the_executor(layers, tp):
     """The sum over the executor's own local shapes, at TP 4 with copies of both KV heads."""
     shapes = [local_shape(MODEL.layout(name), tp, 0) for name in MODEL.tensors(*layers)]
     assert num_parameters(SHAPE, layers, tp) == sum(map(math.prod, shapes))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_the_state_is_what_a_rank_holds_and_two_gradients(precision, tp):
+    """Parameters, in bf16 both copies, and moments; beside them the sum and the reduced one."""
+    mesh, batch = Mesh(tp=tp, pp=2, dp=1), Batch(microbatches=1, tokens=NUM_TOKENS)
+    plan = initial_plan(SHAPE, mesh, batch, precision=precision)
+    job = JobConfig(
+        job=JobSection(steps=1),
+        model=CONFIG,
+        batch=BatchConfig(microbatches=1, tokens=NUM_TOKENS),
+    )
+    for group in plan.groups:
+        holding = initial_holding(MODEL, job, expand(plan, group.ranks[0]))
+        kept = (*holding.kinds(), holding.working)
+        storages = {t.untyped_storage() for kind in kept for t in kind.values()}
+        held = sum(storage.nbytes() for storage in storages)
+        gradients = 2 * 4 * sum(t.numel() for t in holding.parameters.values())
+        (facts,) = facts_of(plan).stages[group.name]
+        assert facts.state_bytes == held + gradients
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(8, 99), st.integers(258, 299))
