@@ -64,6 +64,7 @@ def num_copies(layout: TensorLayout, degree: int) -> int:
 
 def shard_units(units: int, degree: int, index: int) -> tuple[int, int]:
     """First unit of shard `index` of `degree`, and the one after its last."""
+    assert units >= degree or degree % units == 0, f"{units} units over {degree} members"
     start = index * units // degree
     return start, max(start + 1, (index + 1) * units // degree)
 

@@ -240,7 +240,10 @@ class Session:
         if deploy.base == 0 or deploy.previous_plan is None:
             if program is None:
                 return None, 0
-            return initial_holding(self._model, self._job, program), 0
+            made = self._streams.comm.submit(
+                lambda: initial_holding(self._model, self._job, program)
+            )
+            return await made.wait_async(), 0
         previous = parse(deploy.previous_plan).plan
         resharding = Resharding(self._model, self._job, previous, plan, self._rank)
         await self._transport.connect(state_targets(resharding.moves, self._rank))

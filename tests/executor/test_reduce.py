@@ -8,6 +8,8 @@ import pytest
 import torch
 from cases import assert_same_bits
 from exchange import run_ranks
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from layouts import one_stage
 from odd_model import ODD, logical, partial_gradients, shards
 from sums import combine_replicas
@@ -174,6 +176,36 @@ def test_all_who_hold_an_element_get_the_same_bits(
             place = shards(program, {**logical(0), name: numbered})[name].long()
             known.view(-1)[place.view(-1)] = tensor.reshape(-1)
     assert not any(tensor.isnan().any() for tensor in whole.values())
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[dict[int, int], int]:
+    """TP degree by replica of those that are left, at most twelve ranks, and all replicas."""
+    num_replicas = draw(st.integers(1, 4))
+    degrees: dict[int, int] = {}
+    for replica in range(num_replicas):
+        tp = draw(st.sampled_from([0, 1, 2, 4, 8]))
+        if tp and sum(degrees.values()) + tp <= 12:
+            degrees[replica] = tp
+    return degrees or {0: 1}, num_replicas
+
+
+@settings(max_examples=25)
+@given(layouts(), st.integers(1, 5), st.sampled_from([ordered, fast]))
+def test_any_layout_sums_all_micro_batches(
+    layout: tuple[dict[int, int], int], num_microbatches: int, make: Make
+):
+    """With the same bits on all replicas for what they hold of a chunk."""
+    plan = one_stage(*layout, num_microbatches)
+    total, size = exact(layout[1], num_microbatches)
+    norms: list[Tensor] = []
+    for rank, reduced in reduced_by_all(plan, make).items():
+        program = expand(plan, rank)
+        wanted, bound = shards(program, total), shards(program, size)
+        for name, tensor in reduced.items():
+            assert ((tensor.double() - wanted[name]).abs() <= 2e-6 * bound[name]).all(), name
+        norms.append(reduced["1.norm"])
+    assert all(torch.equal(norm, norms[0]) for norm in norms)
 
 
 def test_copies_have_the_same_bits_whoever_ran_what():

@@ -294,6 +294,24 @@ async def test_only_what_is_missing_moves():
 
 
 @pytest.mark.asyncio
+async def test_in_bf16_what_moves_is_fp32():
+    """Parameters keep all their bits; copies of them are made where they arrive."""
+    bf16 = {"precision": "bf16"}
+    previous = msgspec.structs.replace(two_groups([[0, 1], [2, 3]]), **bf16)
+    changed = two_groups([[0, 1], [2]], reshard=True)
+    plan = msgspec.structs.replace(changed, lost=(3,), **bf16)
+    async with cluster_of(4) as cluster:
+        after, _ = await cluster.reshard(
+            previous, plan, {rank: held(previous, rank) for rank in range(4)}
+        )
+    check(plan, after)
+    for holding in after.values():
+        assert holding is not None
+        rounded = {name: p.to(torch.bfloat16) for name, p in holding.parameters.items()}
+        assert_same_bits(holding.working, rounded)
+
+
+@pytest.mark.asyncio
 async def test_a_spare_takes_over_a_whole_seat():
     """`move` hands on what one rank held, though a peer of equal state is nearer by."""
     previous = two_groups([[0, 1], [2]])
