@@ -13,13 +13,13 @@ import msgspec
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed, ResihpError
 from resihp.executor.data import Dataset, load_dataset
+from resihp.executor.device.cpu import CpuDevice
 from resihp.executor.inject import Injector
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
-from resihp.executor.session import Session, Streams, in_thread
+from resihp.executor.session import Session, in_thread
 from resihp.executor.state import TrainState
 from resihp.executor.stream import Event
-from resihp.executor.transport import Transport
 from resihp.wire.channel import Channel
 from resihp.wire.messages import (
     AskWhere,
@@ -50,8 +50,7 @@ class Executor:
         self._channel = channel
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
         self._state = TrainState(job)
-        self._streams = Streams()
-        self._transport = Transport(job.job.name, rank, timeout_s=self._timing.handshake_s)
+        self._device = CpuDevice(job.job.name, rank, timeout_s=self._timing.handshake_s)
         self._injector = Injector(job.inject, rank, self._announce)
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
@@ -63,7 +62,7 @@ class Executor:
 
     async def run(self) -> int:
         """Get ready, then do what the coordinator says."""
-        port = await self._transport.open()
+        port = await self._device.open()
         self._batches, dataset = await in_thread(self._load_data)
         self._send(
             Ready(
@@ -128,8 +127,7 @@ class Executor:
             self._rank,
             deploy,
             state=self._state,
-            streams=self._streams,
-            transport=self._transport,
+            device=self._device,
             batches=self._batches,
             injector=self._injector,
             send=self._send,
@@ -192,7 +190,13 @@ class Executor:
         while True:
             await asyncio.sleep(self._timing.beat_s)
             self._where()
-            self._send(Beat(step=self._state.version, instruction=self._streams.position))
+            self._send(Beat(step=self._state.version, instruction=self._position))
+
+    @property
+    def _position(self) -> int:
+        """Instruction that computes or else communicates now; -1: none."""
+        compute, comm = self._device.compute.position, self._device.comm.position
+        return compute if compute >= 0 else comm
 
     def _announce(self, kind: str, step: int, index: int, sent: Event) -> None:
         def send() -> None:

@@ -13,12 +13,13 @@ import asyncio
 import faulthandler
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed
-from resihp.executor.groups import Communicator, GroupFactory, open_store
+from resihp.executor.device.interface import Communicator, Device, Groups
+from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
 from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.memberships import memberships
@@ -26,9 +27,8 @@ from resihp.executor.models import build_model
 from resihp.executor.reshard import Resharding, state_targets
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
-from resihp.executor.stream import Event, ThreadStream
+from resihp.executor.stream import Event, Stream
 from resihp.executor.training import TrainingWork
-from resihp.executor.transport import Transport
 from resihp.ir.expand import expand
 from resihp.ir.model import Op, Plan
 from resihp.ir.parser import parse
@@ -46,39 +46,11 @@ from resihp.wire.messages import (
 )
 from resihp.wire.timing import Timing
 
-__all__ = ["Session", "Streams"]
+__all__ = ["Session", "in_thread"]
 
 ABORT_RETRY_S = 0.25
 DUMP_AFTER_ATTEMPTS = 12
 _T = TypeVar("_T")
-
-
-class Streams:
-    """The two queues of an executor."""
-
-    def __init__(self) -> None:
-        self.compute = ThreadStream("compute")
-        self.comm = ThreadStream("comm")
-
-    @property
-    def position(self) -> int:
-        """Label of what runs now: compute where it does, else communication; -1: idle."""
-        return self.compute.position if self.compute.position >= 0 else self.comm.position
-
-    def cancel(self) -> None:
-        """Drop all queued work."""
-        self.compute.cancel()
-        self.comm.cancel()
-
-    def reset(self) -> None:
-        """Accept work again; both are idle."""
-        self.compute.reset()
-        self.comm.reset()
-
-    async def idle(self) -> None:
-        """Wait until nothing runs."""
-        await self.compute.when_idle().wait_async()
-        await self.comm.when_idle().wait_async()
 
 
 class Session:
@@ -91,8 +63,7 @@ class Session:
         deploy: Deploy,
         *,
         state: TrainState,
-        streams: Streams,
-        transport: Transport,
+        device: Device,
         batches: GlobalBatches,
         injector: Injector,
         send: Callable[[Message], None],
@@ -102,8 +73,7 @@ class Session:
         self._rank = rank
         self._deploy = deploy
         self._state = state
-        self._streams = streams
-        self._transport = transport
+        self._device = device
         self._batches = batches
         self._injector = injector
         self._send = send
@@ -112,7 +82,7 @@ class Session:
         self.store_port: asyncio.Future[int] = loop.create_future()
         self.go: asyncio.Future[None] = loop.create_future()
         self._store: Any = None
-        self._groups: GroupFactory | None = None
+        self._groups: Groups | None = None
         self._interpreter: Interpreter | None = None
         self._left = False
         self._doing = "builds groups"
@@ -143,12 +113,12 @@ class Session:
         if program is None:
             await self._stand_by(plan)
             return
-        self._transport.begin(deploy.generation, deploy.key, deploy.peers)
+        self._device.begin(deploy.generation, deploy.key, deploy.peers)
         groups = await self._build_groups(plan, program)
         self._doing = "moves state"
         holding, moved_bytes = await self._move_state(plan, program)
         assert holding is not None
-        hashes = await self._streams.comm.submit(
+        hashes = await self._device.comm.submit(
             lambda: shard_hashes(self._model, holding, plan.mesh.tp)
         ).wait_async()
         state.prepare(deploy.generation, holding)
@@ -168,7 +138,7 @@ class Session:
     async def _stand_by(self, plan: Plan) -> None:
         """Without a place in the plan: give away what others need, then wait."""
         deploy = self._deploy
-        self._transport.begin(deploy.generation, deploy.key, deploy.peers)
+        self._device.begin(deploy.generation, deploy.key, deploy.peers)
         self._doing = "moves state"
         await self._move_state(plan, None)
         self._doing = "stands by"
@@ -208,7 +178,7 @@ class Session:
         port = await self.store_port
 
         def build() -> dict[str, Communicator]:
-            factory = GroupFactory(
+            factory = self._device.groups(
                 port,
                 self.generation,
                 self._rank,
@@ -225,7 +195,7 @@ class Session:
             }
 
         parts = await in_thread(build)
-        await self._transport.connect(
+        await self._device.connect(
             {
                 transfer.peer
                 for instr in program.instrs
@@ -240,15 +210,18 @@ class Session:
         if deploy.base == 0 or deploy.previous_plan is None:
             if program is None:
                 return None, 0
-            made = self._streams.comm.submit(
-                lambda: initial_holding(self._model, self._job, program)
+            where = self._device.torch_device
+            made = self._device.comm.submit(
+                lambda: initial_holding(self._model, self._job, program, where)
             )
             return await made.wait_async(), 0
         previous = parse(deploy.previous_plan).plan
-        resharding = Resharding(self._model, self._job, previous, plan, self._rank)
-        await self._transport.connect(state_targets(resharding.moves, self._rank))
+        resharding = Resharding(
+            self._model, self._job, previous, plan, self._rank, self._device.torch_device
+        )
+        await self._device.connect(state_targets(resharding.moves, self._rank))
         holding = await resharding.run(
-            self._state.current, program, self._transport, self._streams.comm
+            self._state.current, program, self._device.wire, self._device.comm
         )
         return holding, resharding.received_bytes
 
@@ -263,13 +236,14 @@ class Session:
             self._batches,
             groups,
             numerics=self._job.compute.numerics,
+            device=self._device.torch_device,
         )
         return Interpreter(
             holding.program,
             work,
-            compute=self._streams.compute,
-            comm=self._streams.comm,
-            wire=self._transport,
+            compute=self._device.compute,
+            comm=self._device.comm,
+            wire=self._device.wire,
             before=self._injector.before,
         )
 
@@ -278,14 +252,16 @@ class Session:
     async def leave(self) -> None:
         """Stop everything of this generation; returns when both streams are idle."""
         self._left = True
-        self._streams.cancel()
-        self._transport.end()
+        streams = self._device.compute, self._device.comm
+        for stream in streams:
+            stream.cancel()
+        self._device.end()
         for future in (self.store_port, self.go):
             if not future.done():
                 future.set_exception(GenerationClosed("the generation is over"))
                 future.exception()  # nobody may be waiting
         self._store = None  # wakes peers that still connect through it
-        idle = asyncio.ensure_future(self._streams.idle())
+        idle = asyncio.ensure_future(_idle(streams))
         for attempt in itertools.count(1):
             if self._groups is not None:
                 self._groups.abort()
@@ -297,12 +273,19 @@ class Session:
         self._release_groups()
         if self._interpreter is not None:
             self._interpreter.discard()
-        self._streams.reset()
+        for stream in streams:
+            stream.reset()
 
     def _release_groups(self) -> None:
         groups, self._groups = self._groups, None
         if groups is not None:
             threading.Thread(target=groups.release, daemon=True).start()
+
+
+async def _idle(streams: Sequence[Stream]) -> None:
+    """Wait until nothing runs on any of them."""
+    for stream in streams:
+        await stream.when_idle().wait_async()
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:

@@ -20,18 +20,6 @@ def check_runnable(plan: Plan) -> None:
 def _reasons(plan: Plan) -> Iterator[str]:
     if plan.level is not Level.PLAN:
         yield f"it is a {plan.level}, which `resihp lower` makes a plan"
-    if plan.precision != "fp32":
-        yield f"it has `precision {plan.precision}`, and this executor computes in fp32"
-    if plan.recompute:
-        yield f"stage {plan.recompute[0]} computes its forward again in B"
-    for group in plan.groups:
-        if len(group.layers) != 1:
-            yield f"{group.name} runs {len(group.layers)} stages"
-    for stream in plan.streams:
-        where = f"at position {stream.pp} of the pipeline"
-        for instr in stream.body:
-            if instr.paired:
-                yield f"`{instr.op.mnemonic} {instr.microbatch}` {where} is half of a pair"
     for line in plan.reconfigure:
         if isinstance(line, Load):
             yield f"{line.target} loads layers {line.layers} from a saved version"

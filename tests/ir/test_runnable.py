@@ -39,25 +39,14 @@ def with_first_instr(**changes) -> Plan:
     return msgspec.structs.replace(PLAN, streams=streams)
 
 
-def with_two_stages() -> Plan:
-    group = PLAN.groups[0]
-    first, last = group.layers[0]
-    halves = (LayerRange(first, first), LayerRange(first + 1, last))
-    group = msgspec.structs.replace(group, layers=halves)
-    return msgspec.structs.replace(PLAN, groups=(group, *PLAN.groups[1:]))
-
-
 LOAD = Load(layers=LayerRange(0, 0), step=3, target=GroupName(0, 0))
 
 
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        (with_two_stages(), "dp0.pp0 runs 2 stages"),
-        (with_first_instr(paired=True), "`F 0` at position 0 of the pipeline is half of a pair"),
         (msgspec.structs.replace(PLAN, reconfigure=(LOAD,)), "loads layers 0..0"),
         (msgspec.structs.replace(PLAN, level=Level.SCHEDULE), "it is a schedule"),
-        (msgspec.structs.replace(PLAN, precision="bf16"), "this executor computes in fp32"),
     ],
 )
 def test_what_is_not_there_yet_is_refused(plan: Plan, reason: str):
