@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor clean
+.PHONY: demo test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor clean
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -29,7 +29,11 @@ unit: $(VENV)/.dev
 oracle: $(VENV)/.dev
 	$(BIN)/python tests/ir/oracle.py
 
-nightly: oracle gap never-worse
+# Plans of the whole grid trained for ten steps, against training in one process; WORDS=... some.
+parity: $(VENV)/.dev
+	$(BIN)/python tests/executor/parity.py $(WORDS)
+
+nightly: oracle parity gap never-worse
 
 kills: $(VENV)/.run
 	$(BIN)/python benchmarks/random_kills.py

@@ -82,11 +82,6 @@ def grid() -> list[Case]:
     return cases
 
 
-def shape_of(model: ModelConfig, plan: Plan) -> ModelConfig:
-    """`model` with as many layers as the plan has."""
-    return msgspec.structs.replace(model, num_hidden_layers=plan.model.layers)
-
-
 # --- families
 
 

@@ -48,7 +48,7 @@ class Arithmetic(NamedTuple):
     dtype: torch.dtype
     """Of F and B; everything else is not less than fp32."""
     parts: int = 1
-    """Into how many near-equal runs the inputs of row-parallel matrices are cut."""
+    """Into how many near-equal runs TP cuts: inputs of o and down, outputs of all the others."""
 
     @property
     def sums(self) -> torch.dtype:
@@ -203,20 +203,29 @@ class _Plain:
             prefix = f"model.layers.{layer}."
             x_TD = x_TD + self._attention(prefix, x_TD, batch)
             x_TD = x_TD + self._feed_forward(prefix, x_TD)
-        return nnf.linear(self._norm("model.norm", x_TD), self.weights[HEAD])
+        return self._linear("lm_head", self._norm("model.norm", x_TD))
 
     def _norm(self, name: str, x_TD: Tensor) -> Tensor:
         return rms_norm(x_TD, self.weights[name + ".weight"], self.model.rms_norm_eps)
 
     def _linear(self, name: str, x_TI: Tensor) -> Tensor:
-        return nnf.linear(x_TI, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
+        """As its parts, side by side: they add up in the gradient of the input."""
+        w_OI, bias_O = self.weights[name + ".weight"], self.weights.get(name + ".bias")
+        outputs = [
+            nnf.linear(x_TI, w_OI[a:b], None if bias_O is None else bias_O[a:b])
+            for a, b in self._runs(w_OI.shape[0])
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _row_linear(self, name: str, x_TI: Tensor) -> Tensor:
         """As its parts, added."""
-        w_OI, parts = self.weights[name + ".weight"], self.arithmetic.parts
-        bounds = [part * x_TI.shape[1] // parts for part in range(parts + 1)]
-        sums = [nnf.linear(x_TI[:, a:b], w_OI[:, a:b]) for a, b in pairwise(bounds)]
-        return torch.stack(sums).sum(0) if parts > 1 else sums[0]
+        w_OI = self.weights[name + ".weight"]
+        sums = [nnf.linear(x_TI[:, a:b], w_OI[:, a:b]) for a, b in self._runs(w_OI.shape[1])]
+        return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+    def _runs(self, size: int) -> list[tuple[int, int]]:
+        parts = self.arithmetic.parts
+        return list(pairwise(part * size // parts for part in range(parts + 1)))
 
     def _attention(self, prefix: str, x_TD: Tensor, batch: MicroBatch) -> Tensor:
         normed_TD = self._norm(prefix + "input_layernorm", x_TD)

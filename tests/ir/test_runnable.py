@@ -70,6 +70,13 @@ def test_plans_of_the_compiler_run():
     check_runnable(msgspec.structs.replace(PLAN, streams=(one,)))
 
 
+def test_several_stages_pairs_and_bf16_run():
+    """Nothing in the streams is too much."""
+    check_runnable(with_two_stages())
+    check_runnable(with_first_instr(paired=True))
+    check_runnable(msgspec.structs.replace(PLAN, precision="bf16"))
+
+
 def test_a_replica_may_run_one_stage_of_another_replica_s_micro_batch():
     """Programs name every peer, so where a tensor comes from makes no difference."""
     check_runnable(with_first_instr(op=Op.SEND_ACT, peer=1))

@@ -1,0 +1,118 @@
+"""Ranks of a fleet that train as an executor does: sessions, state that moves, real stages.
+
+A plan is one generation. Its session joins it from the layout of the one before, trains up to a
+step and leaves; what the rank holds stays in its memory for the next plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import msgspec
+from numpy.typing import NDArray
+from parity_bounds import batches_of
+
+from resihp.config import JobConfig
+from resihp.executor.fleet import Site
+from resihp.executor.inject import Injector
+from resihp.executor.session import Session, Streams
+from resihp.executor.state import TrainState
+from resihp.executor.stream import Event
+from resihp.executor.transport import Transport
+from resihp.ir.model import Plan
+from resihp.ir.printer import print_plan
+from resihp.wire.messages import Commit, Deploy, Joined, Message, StepDone, StepRecord
+
+_NOBODY = -1
+"""Hosts no store: the fleet has one."""
+
+
+class TrainTo(NamedTuple):
+    """What a plan is to do."""
+
+    job: JobConfig
+    num_steps: int
+    """Steps that are done when the plan has ended."""
+    previous: Plan | None
+    commit: Commit
+    """Where the plan before ended."""
+
+
+class Stand(NamedTuple):
+    """What one rank came to."""
+
+    records: list[StepRecord]
+    hashes: dict[str, str]
+    """Of what it held when it joined, by layer and chunk."""
+    parameters: dict[str, NDArray[Any]]
+    """Its shards; nothing where it stands by."""
+    tp: int
+    tp_index: int
+
+
+async def train(site: Site) -> Stand:
+    """Run one generation of training."""
+    order: TrainTo = site.argument
+    memory = site.memory
+    if order.previous is None:
+        memory.clear()
+    state: TrainState = memory.setdefault("state", TrainState(order.job))
+    messages: list[Message] = []
+    session = _session(site, order, state, messages)
+    session.store_port.set_result(site.store_port)
+    session.go.set_result(None)
+    with contextlib.redirect_stdout(None):  # its log
+        await session.run()
+    await session.leave()
+    memory["generation"] = site.generation
+    return _stand(state, messages)
+
+
+def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Message]) -> Session:
+    deploy = Deploy(
+        generation=site.generation,
+        plan=print_plan(site.plan),
+        previous_plan=None if order.previous is None else print_plan(order.previous),
+        base=site.memory.get("generation", 0),
+        commit=order.commit,
+        peers=dict(site.peers),
+        key=site.key,
+        store_rank=_NOBODY,
+    )
+    wire = site.device.wire
+    assert isinstance(wire, Transport)
+    section = msgspec.structs.replace(order.job.job, steps=order.num_steps)
+    return Session(
+        msgspec.structs.replace(order.job, job=section),
+        site.rank,
+        deploy,
+        state=state,
+        streams=_Streams(site.device),
+        transport=wire,
+        batches=batches_of(order.job.parallel.dp),
+        injector=Injector((), site.rank, _no_fault),
+        send=messages.append,
+    )
+
+
+class _Streams(Streams):
+    """Those of the device."""
+
+    def __init__(self, device: Any) -> None:
+        self.compute = device.compute
+        self.comm = device.comm
+
+
+def _no_fault(kind: str, step: int, index: int, sent: Event) -> None:
+    raise AssertionError("nothing is injected here")
+
+
+def _stand(state: TrainState, messages: list[Message]) -> Stand:
+    (joined,) = (message for message in messages if isinstance(message, Joined))
+    records = [message.record for message in messages if isinstance(message, StepDone)]
+    holding = state.current
+    if holding is None:
+        return Stand(records, joined.hashes, {}, 1, 0)
+    parameters = {name: tensor.numpy().copy() for name, tensor in holding.parameters.items()}
+    return Stand(records, joined.hashes, parameters, holding.program.tp, holding.program.tp_index)
