@@ -2,8 +2,8 @@
 
 `version` counts completed steps. A step completes in two moves: `vote_complete` once every
 member's contribution is here, `apply` when the parameters have changed. The reduced gradients
-are kept until the next step's are complete, so a rank that saw the vote but did not apply, or
-did not even see it, can still roll forward to what the others did (DESIGN §6).
+are kept until then, so a rank that saw the vote but did not apply, or did not even see it, can
+still roll forward to what the others did (DESIGN §6).
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class TrainState:
             self.current.optimizer.step(self.reduced, record.learning_rate, scale)
             self.current.refresh()
             self.updates += 1
+        self.reduced = None
         self.version += 1
 
     def learning_rate(self, step: int) -> float:
