@@ -6,11 +6,13 @@ from pathlib import Path
 
 import msgspec
 
+from resihp.compiler.lower import lower
 from resihp.config import JobConfig
 from resihp.errors import ConfigError, PlanSyntaxError
-from resihp.ir.model import Plan
+from resihp.ir.model import Group, Level, Plan
 from resihp.ir.parser import parse
 from resihp.ir.runnable import check_runnable
+from resihp.ir.torch_csv import read_torch_csv
 
 __all__ = ["given_plan"]
 
@@ -18,12 +20,20 @@ __all__ = ["given_plan"]
 def given_plan(job: JobConfig, path: str) -> Plan:
     """The plan in the file `path`, with the capacity of the job's devices.
 
+    A file called `*.csv` is a schedule of torch's pipelining: the same in each replica, for the
+    model, batch and degrees of the job.
+
     It is not verified here. Raises ConfigError, naming the key, for a file that cannot be read,
     is no plan, is none of this job, or asks for what the executor cannot do.
     """
     here = f'parallel.plan = "{path}"'
     try:
-        plan = parse(Path(path).read_text(encoding="utf-8"), path=path).plan
+        text = Path(path).read_text(encoding="utf-8")
+        plan = (
+            _torch_plan(here, text, path, job)
+            if path.endswith(".csv")
+            else parse(text, path=path).plan
+        )
     except OSError as error:
         raise ConfigError(f"{here}: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
@@ -33,6 +43,42 @@ def given_plan(job: JobConfig, path: str) -> Plan:
     _check_same(here, plan, job)
     check_runnable(plan)
     return msgspec.structs.replace(plan, memory_bytes=job.device.memory_bytes)
+
+
+def _torch_plan(here: str, text: str, path: str, job: JobConfig) -> Plan:
+    """One replica of TP degree 1 becomes all of the job's. ConfigError for another pipeline."""
+    mesh = job.parallel.mesh()
+    one = read_torch_csv(
+        text, path=path, tokens=job.batch.tokens, model=job.model.shape("csv")
+    ).plan
+    for key, said, wanted in (
+        ("rows", one.mesh.pp, ("parallel.pp", mesh.pp)),
+        ("micro-batches", one.batch.microbatches, ("batch.microbatches", job.batch.microbatches)),
+    ):
+        if said != wanted[1]:
+            raise ConfigError(
+                f"{here}: it has {said} {key}, the job file {wanted[0]} = {wanted[1]}; "
+                f"nearest valid: {said}"
+            )
+    groups = tuple(
+        Group(
+            replica=replica,
+            pp=group.pp,
+            ranks=tuple((replica * mesh.pp + group.pp) * mesh.tp + i for i in range(mesh.tp)),
+            layers=group.layers,
+        )
+        for replica in range(mesh.dp)
+        for group in one.groups
+    )
+    everywhere = tuple(range(mesh.dp))
+    plan = msgspec.structs.replace(
+        one,
+        mesh=mesh,
+        groups=groups,
+        streams=tuple(msgspec.structs.replace(s, replicas=everywhere) for s in one.streams),
+        precision=job.compute.precision,
+    )
+    return plan if plan.level is Level.PLAN else lower(plan)
 
 
 def _check_same(here: str, plan: Plan, job: JobConfig) -> None:

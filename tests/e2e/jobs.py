@@ -36,6 +36,10 @@ class Job:
     """Instruction of every kill instead of the middle."""
     plan: Path | None = None
     """What to begin with instead of a plan for the degrees."""
+    sections: str = ""
+    """More of the job file."""
+    model: str = ""
+    """More of its `[model]`."""
 
     @property
     def world(self) -> int:
@@ -62,6 +66,7 @@ num_attention_heads = 4
 num_key_value_heads = {self.kv_heads}
 intermediate_size = 64
 vocab_size = 258
+{self.model}
 [parallel]
 tp = {self.tp}
 pp = {self.pp}
@@ -75,6 +80,7 @@ source = "{corpus}"
 [optimizer]
 lr = 3e-3
 warmup_steps = 2
+{self.sections}
 {injections}"""
         )
         return path

@@ -76,3 +76,37 @@ def naming(job: JobConfig, folder: Path, text: str) -> JobConfig:
 def with_plan(job: JobConfig, path: Path) -> JobConfig:
     parallel = msgspec.structs.replace(job.parallel, plan=str(path))
     return msgspec.structs.replace(job, parallel=parallel)
+
+
+COMPUTE = "0F0,0F1,,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+"""torch's 1F1B of two micro-batches, without communication."""
+
+
+def test_a_schedule_of_torch_runs_in_every_replica(tmp_path: Path):
+    """Each row is a position; model, tokens and degrees are those of the job."""
+    job = job_of(pp=2)
+    plan = Planner(with_csv(job, tmp_path, COMPUTE)).initial().plan
+    assert plan.mesh == job.parallel.mesh()
+    assert plan.model == job.model.shape("csv")
+    assert {stream.replicas for stream in plan.streams} == {tuple(range(plan.mesh.dp))}
+    assert {group.tp for group in plan.groups} == {plan.mesh.tp}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0,0F1,0B0,0B1\n", "it has 1 rows, the job file parallel.pp = 2; nearest valid: 1"),
+        ("0F0,0B0\n1F0,1B0\n", "it has 1 micro-batches, the job file batch.microbatches = 2"),
+        ("0F0,nonsense\n1F0\n", "`resihp verify .*torch.csv` shows where"),
+    ],
+)
+def test_a_schedule_of_torch_for_another_job_is_refused(tmp_path: Path, text: str, message: str):
+    """Each in one sentence that names the file."""
+    with pytest.raises(ConfigError, match=message):
+        Planner(with_csv(job_of(pp=2), tmp_path, text)).initial()
+
+
+def with_csv(job: JobConfig, folder: Path, text: str) -> JobConfig:
+    path = folder / "torch.csv"
+    path.write_text(text)
+    return with_plan(job, path)
