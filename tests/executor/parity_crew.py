@@ -16,10 +16,9 @@ from parity_bounds import batches_of
 from resihp.config import JobConfig
 from resihp.executor.fleet import Site
 from resihp.executor.inject import Injector
-from resihp.executor.session import Session, Streams
+from resihp.executor.session import Session
 from resihp.executor.state import TrainState
 from resihp.executor.stream import Event
-from resihp.executor.transport import Transport
 from resihp.ir.model import Plan
 from resihp.ir.printer import print_plan
 from resihp.wire.messages import Commit, Deploy, Joined, Message, StepDone, StepRecord
@@ -52,7 +51,7 @@ class Stand(NamedTuple):
 
 
 async def train(site: Site) -> Stand:
-    """Run one generation of training."""
+    """Join a generation and train to its last step; `leave` ends it."""
     order: TrainTo = site.argument
     memory = site.memory
     if order.previous is None:
@@ -64,9 +63,16 @@ async def train(site: Site) -> Stand:
     session.go.set_result(None)
     with contextlib.redirect_stdout(None):  # its log
         await session.run()
-    await session.leave()
-    memory["generation"] = site.generation
+    memory["generation"], memory["session"] = site.generation, session
     return _stand(state, messages)
+
+
+async def leave(site: Site) -> None:
+    """End the generation; all ranks have trained to its end, as for a coordinator that closes it.
+
+    A rank that left earlier would tear down groups that others still vote in.
+    """
+    await site.memory.pop("session").leave()
 
 
 def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Message]) -> Session:
@@ -80,28 +86,17 @@ def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Messa
         key=site.key,
         store_rank=_NOBODY,
     )
-    wire = site.device.wire
-    assert isinstance(wire, Transport)
     section = msgspec.structs.replace(order.job.job, steps=order.num_steps)
     return Session(
         msgspec.structs.replace(order.job, job=section),
         site.rank,
         deploy,
         state=state,
-        streams=_Streams(site.device),
-        transport=wire,
+        device=site.device,
         batches=batches_of(order.job.parallel.dp),
         injector=Injector((), site.rank, _no_fault),
         send=messages.append,
     )
-
-
-class _Streams(Streams):
-    """Those of the device."""
-
-    def __init__(self, device: Any) -> None:
-        self.compute = device.compute
-        self.comm = device.comm
 
 
 def _no_fault(kind: str, step: int, index: int, sent: Event) -> None:

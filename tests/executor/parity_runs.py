@@ -10,7 +10,7 @@ import msgspec
 import torch
 from parity_bounds import Bound, bound_of, distance, job_of, same_order
 from parity_cases import MODELS, NUM_STEPS, Case, Phase
-from parity_crew import Stand, TrainTo, train
+from parity_crew import Stand, TrainTo, leave, train
 from torch import Tensor
 
 from resihp.compiler import facts_of
@@ -64,6 +64,7 @@ def run_case(fleet: Fleet, case: Case) -> Result:
         order = TrainTo(job, len(records) + num_steps, previous, commit)
         ranks = sorted({*plan.active_ranks, *plan.standby})
         stands = fleet.run(plan, train, order, ranks=ranks)
+        fleet.run(plan, leave, ranks=ranks)
         records += _agreed(plan, stands)
         assert len(records) == order.num_steps
         updates = sum(not record.skipped for record in records)

@@ -39,6 +39,14 @@ def with_first_instr(**changes) -> Plan:
     return msgspec.structs.replace(PLAN, streams=streams)
 
 
+def with_two_stages() -> Plan:
+    group = PLAN.groups[0]
+    first, last = group.layers[0]
+    halves = (LayerRange(first, first), LayerRange(first + 1, last))
+    group = msgspec.structs.replace(group, layers=halves)
+    return msgspec.structs.replace(PLAN, groups=(group, *PLAN.groups[1:]))
+
+
 LOAD = Load(layers=LayerRange(0, 0), step=3, target=GroupName(0, 0))
 
 
