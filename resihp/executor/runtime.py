@@ -13,7 +13,7 @@ import msgspec
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed, ResihpError
 from resihp.executor.data import Dataset, load_dataset
-from resihp.executor.device.cpu import CpuDevice
+from resihp.executor.device.choose import device_of
 from resihp.executor.inject import Injector
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
@@ -50,7 +50,7 @@ class Executor:
         self._channel = channel
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
         self._state = TrainState(job)
-        self._device = CpuDevice(job.job.name, rank, timeout_s=self._timing.handshake_s)
+        self._device = device_of(job, rank, timeout_s=self._timing.handshake_s)
         self._injector = Injector(job.inject, rank, self._announce)
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None

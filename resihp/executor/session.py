@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed
+from resihp.executor.device.edges import edges_of
 from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
@@ -108,7 +109,9 @@ class Session:
         deploy, state = self._deploy, self._state
         plan = parse(deploy.plan).plan
         check_runnable(plan)
-        state.adopt(deploy.base, deploy.commit)
+        # It may update parameters, which is work for a stream of the device.
+        adopted = self._device.comm.submit(lambda: state.adopt(deploy.base, deploy.commit))
+        await adopted.wait_async()
         program = expand(plan, self._rank) if self._rank in plan.active_ranks else None
         if program is None:
             await self._stand_by(plan)
@@ -189,10 +192,12 @@ class Session:
             if self._left:  # closed while we connected: `leave` did not see these groups
                 factory.release()
                 raise GenerationClosed("the generation is over")
-            return {
+            built = {
                 role: factory.build(name, ranks)
                 for role, name, ranks in memberships(self._model, plan, self._rank)
             }
+            self._device.link(factory, edges_of(plan, self._rank))
+            return built
 
         parts = await in_thread(build)
         await self._device.connect(

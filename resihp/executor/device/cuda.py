@@ -248,6 +248,7 @@ class CudaDevice:
         num_gpus = torch.cuda.device_count()
         self.is_staged = staged or num_local_ranks > num_gpus
         self.torch_device = torch.device("cuda", rank % num_gpus)
+        torch.cuda.set_device(self.torch_device)  # of this thread: the event loop's
         self.compute = IssuingStream("compute", CudaQueue(self.torch_device))
         self.comm = IssuingStream("comm", CudaQueue(self.torch_device, is_urgent=True))
         self._transport = Transport(job, rank, timeout_s=timeout_s)

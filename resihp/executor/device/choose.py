@@ -1,0 +1,30 @@
+"""The device that a job file names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resihp.errors import ConfigError
+from resihp.executor.device.cpu import CpuDevice
+from resihp.executor.device.cuda import CudaDevice
+
+if TYPE_CHECKING:
+    from resihp.config import JobConfig
+    from resihp.executor.device.interface import Device
+
+__all__ = ["device_of"]
+
+
+def device_of(job: JobConfig, rank: int, *, timeout_s: float) -> Device:
+    """What `[device] kind` says, for `rank`; all ranks are of this host.
+
+    ConfigError where this host has no such device.
+    """
+    match job.device.kind:
+        case "cpu":
+            return CpuDevice(job.job.name, rank, timeout_s=timeout_s)
+        case "cuda":
+            num_ranks = job.parallel.world
+            return CudaDevice(job.job.name, rank, timeout_s=timeout_s, num_local_ranks=num_ranks)
+        case "emulated":
+            raise ConfigError('[device] kind = "emulated" does not train: use `resihp emulate`')
