@@ -16,6 +16,7 @@ from resihp.executor.data import Dataset, load_dataset
 from resihp.executor.device.choose import device_of
 from resihp.executor.inject import Injector
 from resihp.executor.packing import Packing
+from resihp.executor.pause import current_pause
 from resihp.executor.sampler import GlobalBatches, Sampler
 from resihp.executor.session import Session, in_thread
 from resihp.executor.state import TrainState
@@ -184,13 +185,19 @@ class Executor:
         now_s = time.monotonic()
         if at != self._last_at:
             self._last_at, self._at_since_s = at, now_s
-        return msgspec.structs.replace(at, since_s=now_s - self._at_since_s)
+        return msgspec.structs.replace(at, since_s=now_s - self._at_since_s, pause=current_pause())
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._timing.beat_s)
             self._where()
-            self._send(Beat(step=self._state.version, instruction=self._position))
+            self._send(
+                Beat(
+                    step=self._state.version,
+                    instruction=self._position,
+                    pause=current_pause(),
+                )
+            )
 
     @property
     def _position(self) -> int:

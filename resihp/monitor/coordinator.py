@@ -22,8 +22,10 @@ from resihp.monitor.incident import Incident, IncidentBook, listed
 from resihp.monitor.layout_line import layout_line
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.settlement import differing_shards, newest_version
+from resihp.monitor.where import hang_report
 from resihp.wire.auth import derive_key
 from resihp.wire.messages import (
+    AskWhere,
     At,
     Beat,
     Close,
@@ -37,6 +39,7 @@ from resihp.wire.messages import (
     Go,
     Joined,
     Message,
+    Pause,
     Positions,
     Ready,
     Settled,
@@ -83,6 +86,11 @@ class Coordinator:
         self._ready: dict[int, Ready] = {}
         self._heard_s: dict[int, float] = {}
         self._positions: dict[int, tuple[int, int]] = {}
+        self._pauses: dict[int, tuple[Pause, float]] = {}
+        """The pause that each rank has declared, and when it must be over."""
+        self._at: dict[int, At] = {}
+        """Where ranks are that answered since nothing moves any more."""
+        self._asked_where = False
 
         self.generation = 0
         self._base = 0
@@ -139,6 +147,8 @@ class Coordinator:
     def tick(self, now_s: float) -> list[Action]:
         """Time passes: act on whatever took too long."""
         self._now_s = now_s
+        if self._is_paused:
+            self._phase_since_s = self._progress_s = now_s
         waited_s = now_s - self._phase_since_s
         match self.phase:
             case Phase.STARTING if waited_s > self._timing.start_s:
@@ -215,6 +225,8 @@ class Coordinator:
                 self._on_joined(rank, message)
             case StepDone():  # a committed step counts, also if its generation is closed
                 self._on_record(message.record, message.generation)
+            case At() if message.generation == self.generation:
+                self._at[rank] = message
             case Finished() if message.generation == self.generation:
                 self._on_finished(rank)
             case _:
@@ -227,11 +239,28 @@ class Coordinator:
     def _settle_bound_s(self) -> float:
         return self._timing.settle_bound_s(self._longest_step_s if self.records else None)
 
+    @property
+    def _is_paused(self) -> bool:
+        """Whether some rank is in a pause that it has declared."""
+        return any(
+            rank in self._alive and self._now_s < until_s
+            for rank, (_, until_s) in self._pauses.items()
+        )
+
     def _on_beat(self, rank: int, message: Beat) -> None:
+        self._note_pause(rank, message.pause)
         position = (message.step, message.instruction)
         if self._positions.get(rank) != position:
             self._positions[rank] = position
             self._progress_s = self._now_s
+
+    def _note_pause(self, rank: int, pause: Pause | None) -> None:
+        known = self._pauses.get(rank)
+        if pause is None:
+            self._pauses.pop(rank, None)
+        elif known is None or known[0].number != pause.number:
+            self._pauses[rank] = pause, self._now_s + pause.at_most_s
+            self._log("pause", rank=rank, reason=pause.reason, at_most_s=pause.at_most_s)
 
     def _on_ready(self, rank: int, message: Ready) -> None:
         self._ready[rank] = message
@@ -443,13 +472,29 @@ class Coordinator:
 
     def _check_stall(self) -> None:
         bound_s = max(self._timing.stalled_s, 3 * self._longest_step_s)
-        if self._now_s - self._progress_s > bound_s:
-            where = ", ".join(
-                f"rank {rank} at step {step} instruction {instruction}"
-                for rank, (step, instruction) in sorted(self._positions.items())
-                if rank in self._alive
-            )
-            self._stop(f"no instruction finished for {bound_s:.0f} s ({where})", 1)
+        still_s = self._now_s - self._progress_s
+        if still_s <= bound_s / 2:
+            self._asked_where = False
+        elif not self._asked_where:
+            self._asked_where = True
+            self._at.clear()
+            self._broadcast(AskWhere())
+        if still_s > bound_s:
+            self._stop(f"no instruction finished for {bound_s:.0f} s ({self._hang()})", 1)
+
+    def _hang(self) -> str:
+        """Who holds all others up, as far as ranks answer; else what their beats said last."""
+        at = {rank: at for rank, at in self._at.items() if rank in self._alive}
+        if at and self._plan is not None:
+            silent = dict.fromkeys(sorted(self._alive - at.keys()), "does not answer")
+            told = hang_report(self._plan.plan, at, silent)
+            self._log("hang", ranks=told.ranks, verdict=told.verdict)
+            return "; ".join(told.verdict or told.ranks)
+        return ", ".join(
+            f"rank {rank} at step {step} instruction {instruction}"
+            for rank, (step, instruction) in sorted(self._positions.items())
+            if rank in self._alive
+        )
 
     def _check_silence(self) -> None:
         for rank in sorted(self._alive):

@@ -20,7 +20,7 @@ from resihp.ir.statements import spell_instr, spell_numbers
 from resihp.monitor.run_dir import RunDir
 from resihp.wire.messages import At, Positions
 
-__all__ = ["Standing", "describe", "report", "standings"]
+__all__ = ["HangReport", "Standing", "describe", "hang_report", "report", "standings"]
 
 _SENDS = {Op.RECV_ACT: (Op.SEND_ACT, -1), Op.RECV_GRAD: (Op.SEND_GRAD, 1)}
 """What brings a receive's tensor, and at which stage from here."""
@@ -55,6 +55,13 @@ class _Board:
 
     def standing(self, rank: int) -> Standing:
         at = self.at[rank]
+        standing = self._standing(rank, at)
+        if at.pause is None:
+            return standing
+        paused = f"{standing.does} (pauses: {at.pause.reason}, at most {at.pause.at_most_s:g} s)"
+        return standing._replace(does=paused)
+
+    def _standing(self, rank: int, at: At) -> Standing:
         program = self.programs.get(rank)
         if not at.runs or program is None:
             return Standing(rank, at.doing, (), at.since_s)
@@ -193,8 +200,28 @@ def describe(
 
     `silent` says of ranks that did not answer what is known of them.
     """
-    silent = silent or {}
+    told = hang_report(plan, at, silent or {})
+    yield from told.ranks
+    if told.verdict:
+        yield ""
+        yield from told.verdict
+
+
+class HangReport(NamedTuple):
+    """What `describe` prints."""
+
+    ranks: list[str]
+    verdict: list[str]
+    """Who holds all others up; empty if nobody waits."""
+
+
+def hang_report(plan: Plan, at: Mapping[int, At], silent: Mapping[int, str]) -> HangReport:
+    """A line for each rank, and who holds all others up (see `describe`)."""
     found = standings(plan, at)
+    return HangReport(list(_ranks(plan, found, silent)), list(_verdict(found, silent)))
+
+
+def _ranks(plan: Plan, found: Mapping[int, Standing], silent: Mapping[int, str]) -> Iterator[str]:
     places = {rank: str(group.name) for group in plan.groups for rank in group.ranks}
     everyone = sorted({*found, *silent})
     width = max((len(str(rank)) for rank in everyone), default=1)
@@ -202,7 +229,6 @@ def describe(
         place = places.get(rank, "standby")
         does = silent[rank] if rank not in found else _line(found[rank])
         yield f"rank {rank:<{width}}  {place:<{max(map(len, places.values()))}}  {does}"
-    yield from _verdict(found, silent)
 
 
 def _line(standing: Standing) -> str:
@@ -217,7 +243,6 @@ def _verdict(found: Mapping[int, Standing], silent: Mapping[int, str]) -> Iterat
     if not waiting:
         return
     ends = sorted({end for rank in waiting for end in _ends_of(rank, waiting)})
-    yield ""
     for rank in ends:
         does = _line(found[rank]) if rank in found else silent.get(rank, "does not answer")
         held = [one for one in waiting if rank in _ends_of(one, waiting)]

@@ -33,6 +33,7 @@ __all__ = [
     "KillRank",
     "Message",
     "Observed",
+    "Pause",
     "Positions",
     "Ready",
     "Refused",
@@ -101,11 +102,21 @@ class ExecutorExited(_Message, frozen=True, kw_only=True):
     last_words: str
 
 
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared pause: for `reason` a rank makes no progress, for at most `at_most_s`."""
+
+    number: int
+    """Counts the pauses of a process."""
+    reason: str
+    at_most_s: float
+
+
 class Beat(_Message, frozen=True, kw_only=True):
     """Liveness from the supervisor, with the executor's last reported progress."""
 
     step: int
     instruction: int
+    pause: Pause | None = None
 
 
 # --- executor -> coordinator
@@ -202,6 +213,7 @@ class At(_Message, frozen=True, kw_only=True):
     """Missing receives that one of the two heads waits for."""
     since_s: float = 0.0
     """How long nothing of this has changed, seen at every beat."""
+    pause: Pause | None = None
 
 
 class Finished(_Message, frozen=True, kw_only=True):

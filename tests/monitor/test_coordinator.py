@@ -8,11 +8,15 @@ from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
 
 from resihp.errors import PlanRejected
 from resihp.ir.diagnostics import Diagnostic, Span
+from resihp.ir.expand import expand
+from resihp.ir.model import Op
 from resihp.ir.parser import parse
 from resihp.monitor.actions import Evict, Log, PlanMade, Say, StepCommitted
 from resihp.monitor.coordinator import Phase
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.wire.messages import (
+    AskWhere,
+    At,
     Beat,
     Close,
     Deploy,
@@ -21,6 +25,7 @@ from resihp.wire.messages import (
     Finished,
     Go,
     Joined,
+    Pause,
     StepDone,
     Stop,
     StoreAt,
@@ -470,6 +475,54 @@ def test_a_job_without_progress_ends_and_says_who_stands_where():
         "no instruction finished for 120 s "
         "(rank 0 at step 0 instruction 3, rank 1 at step 0 instruction 3)"
     )
+
+
+def test_a_job_that_hangs_ends_with_the_rank_that_holds_the_others_up():
+    """Asked half-way to the end, ranks say where they are; it is told in the words of the plan."""
+    desk = Desk(job_of(tp=1, pp=2, dp=1)).run()
+    for _ in range(62):
+        desk.wait(1, beats=BEAT)
+    assert [rank for rank, _ in desk.sent(AskWhere)] == [0, 1]
+    instrs = [[i.op for i in expand(parse(desk.last_deploy().plan).plan, r).instrs] for r in (0, 1)]
+    at = At(generation=1, runs=True, doing="runs", step=0)
+    waits = {"compute_waits": True, "receives": (instrs[1].index(Op.RECV_ACT),)}
+    desk.say(0, msgspec.structs.replace(at, compute=instrs[0].index(Op.F)))
+    desk.say(1, msgspec.structs.replace(at, compute=instrs[1].index(Op.F), **waits))
+    for _ in range(61):
+        desk.wait(1, beats=BEAT)
+    assert desk.end is not None
+    assert desk.end.reason == (
+        "no instruction finished for 120 s (rank 1 waits in the end for rank 0, which computes "
+        "`F 0`, for 0.0 s)"
+    )
+    (hang,) = [log.fields for log in desk.all_of(Log) if log.kind == "hang"]
+    assert "whose rank 0 is at `F 0`" in str(hang["ranks"])
+
+
+def test_a_declared_pause_is_no_stall():
+    """While it lasts, and no longer than was declared."""
+    desk = Desk(job_of(tp=1, pp=1, dp=2)).run()
+    paused = Beat(step=0, instruction=3, pause=Pause(number=1, reason="compiles", at_most_s=300.0))
+    for _ in range(300):
+        desk.wait(1, beats=paused)
+    assert desk.end is None
+    for _ in range(120):
+        desk.wait(1, beats=paused)
+    assert desk.end is None
+    desk.wait(1, beats=paused)
+    assert desk.end is not None
+    (first, *_) = [log.fields for log in desk.all_of(Log) if log.kind == "pause"]
+    assert first == {"rank": 0, "reason": "compiles", "at_most_s": 300.0}
+
+
+def test_a_pause_of_a_lost_rank_ends_with_it():
+    """Nobody waits for the dead."""
+    desk = Desk(job_of(tp=1, pp=1, dp=3)).run()
+    desk.say(0, Beat(step=0, instruction=3, pause=Pause(number=1, reason="x", at_most_s=3000.0)))
+    desk.say(0, exited())
+    desk.wait(desk.timing.stalled_s, beats=BEAT)
+    desk.wait(1, beats=BEAT)
+    assert desk.sent(Fence)
 
 
 def test_a_long_step_is_not_a_stall_where_steps_are_long():
