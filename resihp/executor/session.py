@@ -23,6 +23,7 @@ from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
 from resihp.executor.interpreter.run import Interpreter
+from resihp.executor.local_world import check_program
 from resihp.executor.memberships import memberships
 from resihp.executor.models import build_model
 from resihp.executor.reshard import Resharding, state_targets
@@ -30,10 +31,10 @@ from resihp.executor.sampler import GlobalBatches
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
 from resihp.executor.stream import Event, Stream
 from resihp.executor.training import TrainingWork
-from resihp.ir.expand import expand
 from resihp.ir.model import Op, Plan
 from resihp.ir.parser import parse
 from resihp.ir.program import Program
+from resihp.ir.program_bytes import decode_program
 from resihp.ir.runnable import check_runnable
 from resihp.wire.messages import (
     At,
@@ -112,10 +113,11 @@ class Session:
         # It may update parameters, which is work for a stream of the device.
         adopted = self._device.comm.submit(lambda: state.adopt(deploy.base, deploy.commit))
         await adopted.wait_async()
-        program = expand(plan, self._rank) if self._rank in plan.active_ranks else None
-        if program is None:
+        if not deploy.program:
             await self._stand_by(plan)
             return
+        program = decode_program(deploy.program)
+        check_program(program, self._job, self._rank, deploy.peers)
         self._device.begin(deploy.generation, deploy.key, deploy.peers)
         groups = await self._build_groups(plan, program)
         self._doing = "moves state"

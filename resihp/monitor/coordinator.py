@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import enum
 
+import msgspec
+
 from resihp.config import JobConfig
 from resihp.errors import NoFeasiblePlan, PlanRejected
+from resihp.ir.expand import expand
+from resihp.ir.program_bytes import encode_program
 from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
 from resihp.monitor.incident import Incident, IncidentBook, listed
 from resihp.monitor.layout_line import layout_line
@@ -424,7 +428,10 @@ class Coordinator:
             key=derive_key(self._secret, f"generation {self.generation}"),
             store_rank=min(plan.plan.active_ranks),
         )
-        self._broadcast(message)
+        active = set(plan.plan.active_ranks)
+        for rank in sorted(self._alive):
+            program = encode_program(expand(plan.plan, rank)) if rank in active else b""
+            self._send(rank, msgspec.structs.replace(message, program=program))
 
     def _on_joined(self, rank: int, message: Joined) -> None:
         self._joined[rank] = message

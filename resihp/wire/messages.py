@@ -279,6 +279,8 @@ class Deploy(_Message, frozen=True, kw_only=True):
     key: bytes
     """Authenticates the transport connections of this generation."""
     store_rank: int
+    program: bytes = b""
+    """What this rank runs, as `resihp.ir.program_bytes` has it; empty: it stands by."""
 
     def __repr__(self) -> str:
         return masked_repr(self, "key")

@@ -19,8 +19,10 @@ from resihp.executor.inject import Injector
 from resihp.executor.session import Session
 from resihp.executor.state import TrainState
 from resihp.executor.stream import Event
+from resihp.ir.expand import expand
 from resihp.ir.model import Plan
 from resihp.ir.printer import print_plan
+from resihp.ir.program_bytes import encode_program
 from resihp.wire.messages import Commit, Deploy, Joined, Message, StepDone, StepRecord
 
 _NOBODY = -1
@@ -85,6 +87,7 @@ def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Messa
         peers=dict(site.peers),
         key=site.key,
         store_rank=_NOBODY,
+        program=_program_of(site),
     )
     section = msgspec.structs.replace(order.job.job, steps=order.num_steps)
     return Session(
@@ -97,6 +100,11 @@ def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Messa
         injector=Injector((), site.rank, _no_fault),
         send=messages.append,
     )
+
+
+def _program_of(site: Site) -> bytes:
+    is_active = site.rank in site.plan.active_ranks
+    return encode_program(expand(site.plan, site.rank)) if is_active else b""
 
 
 def _no_fault(kind: str, step: int, index: int, sent: Event) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+import msgspec
+
 from resihp.config import (
     BatchConfig,
     JobConfig,
@@ -12,6 +14,9 @@ from resihp.config import (
     ModelConfig,
     ParallelConfig,
 )
+from resihp.ir.expand import expand
+from resihp.ir.parser import parse
+from resihp.ir.program_bytes import decode_program
 from resihp.monitor.actions import Action, End, Send
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.planner import Planner, VerifiedPlan
@@ -194,11 +199,18 @@ class Desk:
         ]
 
     def last_deploy(self) -> Deploy:
-        """The newest deployment, which everybody alive got alike."""
-        deploys = [m for _, m in self.sent(Deploy) if m.generation == self.generation]
-        assert len(deploys) == len(self.alive)
-        assert all(deploy == deploys[0] for deploy in deploys)
-        return deploys[0]
+        """The newest deployment, which everybody alive got alike, but for its own program."""
+        deploys = {r: m for r, m in self.sent(Deploy) if m.generation == self.generation}
+        assert deploys.keys() == set(self.alive)
+        alike = [msgspec.structs.replace(deploy, program=b"") for deploy in deploys.values()]
+        assert all(deploy == alike[0] for deploy in alike)
+        plan = parse(alike[0].plan).plan
+        for rank, deploy in deploys.items():
+            if rank in plan.active_ranks:
+                assert decode_program(deploy.program) == expand(plan, rank)
+            else:
+                assert not deploy.program
+        return alike[0]
 
     # --- the usual course of things
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from resihp.ir.model import Op
 from resihp.ir.program import Program, ProgramInstr
 
-__all__ = ["Flow", "flow_of"]
+__all__ = ["Flow", "flow_of", "undelivered"]
 
 _RECEIVES = (Op.RECV_ACT, Op.RECV_GRAD)
 _GATHERS = (Op.GATHER_ACT, Op.GATHER_GRAD)
 _SENDS = (Op.SEND_ACT, Op.SEND_GRAD)
 _ACT = (Op.F, Op.RECV_ACT, Op.GATHER_ACT, Op.SEND_ACT)
 """Operations on activations; all others with a tensor work on their gradients."""
+_NOTHING = -1
 
 
 class Flow(NamedTuple):
@@ -40,21 +41,27 @@ class _Tensor(NamedTuple):
 
 
 def flow_of(program: Program) -> Flow:
-    """The flow of a verified program; a tensor that nothing delivers is a bug of the caller."""
+    """The flow of a checked program; a tensor that nothing delivers is a bug of the caller."""
+    sources = list(_sources(program))
+    assert _NOTHING not in sources, f"instruction {sources.index(_NOTHING)} uses what nobody makes"
+    return Flow(tuple(sources), _ends(sources))
+
+
+def undelivered(program: Program) -> int | None:
+    """The first instruction that uses a tensor which nothing before it delivers, if any."""
+    sources = _sources(program)
+    return next((index for index, source in enumerate(sources) if source == _NOTHING), None)
+
+
+def _sources(program: Program) -> Iterator[int | None]:
+    """Per instruction what delivers its tensor; None where it uses none."""
     delivered: dict[_Tensor, int] = {}
-    source: list[int | None] = []
     for index, instr in enumerate(program.instrs):
         used = _used(instr, program.num_stages)
-        source.append(None if used is None else _find(delivered, used, index))
+        yield None if used is None else delivered.get(used, _NOTHING)
         made = _made(instr, program.num_stages)
         if made is not None:
             delivered[made] = index
-    return Flow(tuple(source), _ends(source))
-
-
-def _find(delivered: dict[_Tensor, int], used: _Tensor, index: int) -> int:
-    assert used in delivered, f"instruction {index} uses {used}, which nothing delivers"
-    return delivered[used]
 
 
 def _used(instr: ProgramInstr, num_stages: int) -> _Tensor | None:
