@@ -185,9 +185,9 @@ def healthy(tp: int, pp: int, dp: int, kind: str) -> list[Phase]:
     return [Phase(_initial(tp, pp, dp, kind), NUM_STEPS)]
 
 
-def _initial(tp: int, pp: int, dp: int, kind: str) -> Plan:
+def _initial(tp: int, pp: int, dp: int, kind: str, model: ModelConfig = UNTIED) -> Plan:
     return initial_plan(
-        UNTIED.shape("parity"),
+        model.shape("parity"),
         Mesh(tp=tp, pp=pp, dp=dp),
         _batch(dp),
         schedule=kind,
@@ -206,13 +206,16 @@ def by_hand(
     layers: Sequence[int] | None = None,
     num_moved: int = 0,
     always_cut: bool = False,
+    model: ModelConfig = UNTIED,
+    largest: int | None = None,
 ) -> list[Phase]:
     """A pipeline of groups of these TP degrees for each replica.
 
     `layers` counts those of each stage. The last `num_moved` micro-batches of replica 1 run on 0.
+    The mesh has TP degree `largest` (None: that of the largest group).
     """
-    tp, pp, dp = max(map(max, degrees)), len(degrees[0]), len(degrees)
-    base = _initial(1, pp, 1, kind)
+    tp, pp, dp = largest or max(map(max, degrees)), len(degrees[0]), len(degrees)
+    base = _initial(1, pp, 1, kind, model)
     mesh, held = Mesh(tp=tp, pp=pp, dp=dp), [group.layers for group in base.groups]
     if layers is not None:
         new = ranges_of(layers)
