@@ -78,7 +78,9 @@ def _leak() -> int:
 
     begin_s = time.monotonic()
     found = leaks(num_plans=LEAK_PLANS, num_iterations=LEAK_ITERATIONS, num_warm=LEAK_WARM)
-    print(f"\n{LEAK_PLANS} plans of {LEAK_ITERATIONS} iterations, {time.monotonic() - begin_s:.0f} s")
+    print(
+        f"\n{LEAK_PLANS} plans of {LEAK_ITERATIONS} iterations, {time.monotonic() - begin_s:.0f} s"
+    )
     for name, before, after in zip(found.before._fields, found.before, found.after, strict=True):
         print(f"{name:16}{before:>14,} after {LEAK_WARM}, {after:>14,} after all")
     return int(not found.are_none)

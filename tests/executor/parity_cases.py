@@ -9,13 +9,16 @@ the generator of random plans.
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from plan_generator import Limits, generate
+from torch_peer import dumped, schedule
 
 from resihp.compiler import SCHEDULES, home_work, initial_plan, lower, ordered
 from resihp.compiler.adapt import adapt
@@ -25,6 +28,7 @@ from resihp.compiler.partition import ranges_of
 from resihp.config import ModelConfig, Numerics
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Batch, Group, LayerRange, Level, Mesh, Plan, Precision
+from resihp.ir.torch_csv import CsvKind, read_torch_csv
 
 NUM_STEPS = 10
 GLOBAL_BATCH = 8
@@ -77,7 +81,7 @@ class Case(NamedTuple):
 def grid() -> list[Case]:
     """All of it."""
     cases = [*_healthy(), *_unequal(), *_uneven(), *_migrated(), *_adapted(), *_random(range(24))]
-    cases += _options()
+    cases += [*_imported(), *_options()]
     assert len({case.name for case in cases}) == len(cases)
     return cases
 
@@ -161,6 +165,20 @@ def _random(seeds: Iterable[int]) -> Iterator[Case]:
     """Plans over the whole language: stages anywhere, pairs, single stages that migrate."""
     for seed in seeds:
         yield Case(f"random {seed}", partial(_random_plan, seed))
+
+
+def _imported() -> Iterator[Case]:
+    """torch's own schedules, from the files that it writes."""
+    for name, per_rank in (
+        ("Interleaved1F1B", 2),
+        ("InterleavedZeroBubble", 1),
+        ("InterleavedZeroBubble", 2),
+        ("ZBVZeroBubble", 2),
+    ):
+        yield Case(f"csv {name} {per_rank} compute", partial(_from_csv, name, per_rank, "compute"))
+        if per_rank > 1:
+            make = partial(_from_csv, name, per_rank, "comms")
+            yield Case(f"csv {name} {per_rank} comms", make, "tied")
 
 
 def _options() -> Iterator[Case]:
@@ -276,3 +294,11 @@ def _random_plan(seed: int) -> list[Phase]:
             model = UNTIED.shape("parity")
             batch = msgspec.structs.replace(plan.batch, tokens=TOKENS)
             return [Phase(msgspec.structs.replace(plan, model=model, batch=batch), NUM_STEPS)]
+
+
+def _from_csv(name: str, per_rank: int, kind: CsvKind) -> list[Phase]:
+    """A schedule of torch over four ranks; it says who computes what, or who sends what too."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = dumped(schedule(name, 4, per_rank, GLOBAL_BATCH), kind, Path(folder))
+    plan = read_torch_csv(text, model=UNTIED.shape("parity"), tokens=TOKENS).plan
+    return [Phase(lower(plan) if kind == "compute" else plan, NUM_STEPS)]

@@ -27,6 +27,7 @@ SAMPLE = [
     "adapted tp1 pp2 dp2 interleaved-1f1b lost 1 tied",
     "random 0",
     "random 17",
+    "csv ZBVZeroBubble 2 comms",
     "fast 4-2-1 tied",
     "recompute tp2 pp2 dp2 interleaved-1f1b untied",
 ]
