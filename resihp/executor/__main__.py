@@ -13,7 +13,7 @@ import sys
 
 from resihp.config import loads
 from resihp.errors import ResihpError
-from resihp.executor.heap import keep_freed_memory
+from resihp.executor.heap import settle_memory
 from resihp.executor.runtime import Executor
 from resihp.wire.channel import Channel
 from resihp.wire.messages import Start
@@ -33,7 +33,7 @@ def main() -> int:
     # The supervisor decides about our end; a Ctrl-C in the terminal reaches it, not us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    keep_freed_memory()
+    settle_memory()
     try:
         import uvloop
 

@@ -31,7 +31,7 @@ import torch
 
 from resihp.executor.device.cpu import CpuDevice
 from resihp.executor.groups import open_store
-from resihp.executor.heap import keep_freed_memory
+from resihp.executor.heap import settle_memory
 from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.session import in_thread
 from resihp.ir.model import Op, Plan
@@ -206,6 +206,7 @@ class _Host:
         self._devices: dict[int, Device] = {}
         self._memory: dict[int, dict[str, Any]] = {}
         self._watched: dict[int, tuple[Interpreter, object]] = {}
+        self._looking: asyncio.Task[None] | None = None
 
     async def open(self, ranks: Sequence[int]) -> dict[int, int]:
         """Devices for ranks that have none; the ports of their wires."""
@@ -219,14 +220,15 @@ class _Host:
 
     async def run(self, order: _Order) -> dict[int, Any]:
         """The results of the ranks here."""
-        looking = asyncio.create_task(self._look())
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = {
                     rank: tasks.create_task(self._run_rank(order, rank)) for rank in order.ranks
                 }
         finally:
-            looking.cancel()
+            if self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
             self._watched.clear()
         return {rank: task.result() for rank, task in running.items()}
 
@@ -251,6 +253,8 @@ class _Host:
 
     def _watch(self, rank: int, interpreter: Interpreter) -> None:
         self._watched[rank] = (interpreter, None)
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
 
     async def _look(self) -> None:
         """Count how often each rank was seen somewhere else than before."""
@@ -285,7 +289,7 @@ class _Host:
 def _serve(pipe: Connection, moves: Any, quiet: bool) -> None:
     """The process of some ranks: obey until the pipe closes."""
     torch.set_num_threads(1)
-    keep_freed_memory()
+    settle_memory()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if quiet:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
