@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor clean
+.PHONY: demo test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor clean bench-heartbeats
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -90,6 +90,10 @@ bench-search: $(VENV)/.run
 # What the interpreter costs per instruction.
 bench-interpreter: $(VENV)/.run
 	$(BIN)/python benchmarks/interpreter.py
+
+# How late heartbeats are while ranks compute; give each rank a core.
+bench-heartbeats: $(VENV)/.run
+	$(BIN)/python benchmarks/heartbeats.py $(ARGS)
 
 # An iteration, ours against torch.distributed.pipelining, in pairs on an idle machine.
 bench-executor: $(VENV)/.run

@@ -15,6 +15,7 @@ from resihp.errors import GenerationClosed, ResihpError
 from resihp.executor.data import Dataset, load_dataset
 from resihp.executor.device.choose import device_of
 from resihp.executor.inject import Injector
+from resihp.executor.lateness import Lateness
 from resihp.executor.packing import Packing
 from resihp.executor.pause import current_pause
 from resihp.executor.sampler import GlobalBatches, Sampler
@@ -60,6 +61,7 @@ class Executor:
         self._generation = 0
         self._last_at: At | None = None
         self._at_since_s = 0.0
+        self._lateness = Lateness()
 
     async def run(self) -> int:
         """Get ready, then do what the coordinator says."""
@@ -97,6 +99,7 @@ class Executor:
         while (message := await self._channel.receive()) is not None:
             match message:
                 case Stop():
+                    print(self._lateness, flush=True)
                     return message.exit_code
                 case Close():
                     await self._close(message.generation)
@@ -189,14 +192,14 @@ class Executor:
 
     async def _beat(self) -> None:
         while True:
+            due_s = time.monotonic() + self._timing.beat_s
             await asyncio.sleep(self._timing.beat_s)
             self._where()
+            instruction = self._position
+            if instruction >= 0:
+                self._lateness.add(time.monotonic() - due_s)
             self._send(
-                Beat(
-                    step=self._state.version,
-                    instruction=self._position,
-                    pause=current_pause(),
-                )
+                Beat(step=self._state.version, instruction=instruction, pause=current_pause())
             )
 
     @property
