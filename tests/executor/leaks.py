@@ -44,14 +44,16 @@ def leaks(num_plans: int, num_iterations: int, num_warm: int) -> Leaks:
     job = msgspec.structs.replace(job, model=MODEL, job=section)
     before: Resources | None = None
     previous: Plan | None = None
+    base = 0
     commit = Commit(version=0, updates=0, record=None)
     with Fleet() as fleet:
         for number, layout in enumerate(islice(cycle(layouts), num_plans)):
             plan = layout if previous is None else _after(previous, layout)
-            order = TrainTo(job, (number + 1) * num_iterations, previous, commit)
+            order = TrainTo(job, (number + 1) * num_iterations, previous, base, commit)
             ranks = range(plan.mesh.world)
             stands = fleet.run(plan, train, order, ranks=ranks)
             fleet.run(plan, leave, ranks=ranks)
+            base = stands[plan.active_ranks[0]].generation
             last = stands[plan.active_ranks[0]].records[-1]
             assert not last.skipped
             commit = Commit(version=last.step + 1, updates=last.step + 1, record=last)

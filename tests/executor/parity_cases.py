@@ -12,7 +12,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from resihp.compiler.adapt import adapt
 from resihp.compiler.cluster import CLUSTERS, Link
 from resihp.compiler.lower import everywhere
 from resihp.compiler.partition import ranges_of
+from resihp.compiler.reconfigure import reconfiguration
 from resihp.config import ModelConfig, Numerics
 from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import Batch, Group, LayerRange, Level, Mesh, Plan, Precision
@@ -159,6 +160,12 @@ def _adapted() -> Iterator[Case]:
         name = "tp{} pp{} dp{}".format(*degrees)
         make = partial(_adapting, degrees, kind, lost)
         yield Case(f"adapted {name} {kind} lost {spelled} {model}", make, model)
+    for degrees, kind, lost in (losses[0], losses[2], losses[5]):
+        make = partial(_adapting, degrees, kind, lost, resumes=True)
+        name = "tp{} pp{} dp{}".format(*degrees)
+        yield Case(f"adapted {name} {kind} resumes", make, "tied")
+        make = partial(_returning, degrees, kind, lost[0])
+        yield Case(f"adapted {name} {kind} returns", make, "tied")
 
 
 def _random(seeds: Iterable[int]) -> Iterator[Case]:
@@ -272,15 +279,40 @@ def _work(dp: int, num_moved: int) -> Mapping[int, Sequence[MicroBatch]]:
 
 
 def _adapting(
-    degrees: tuple[int, int, int], kind: str, losses: Sequence[Sequence[int]]
+    degrees: tuple[int, int, int],
+    kind: str,
+    losses: Sequence[Sequence[int]],
+    *,
+    resumes: bool = False,
 ) -> list[Phase]:
-    """Losses one after the other, as evenly over the steps as can be."""
+    """Losses one after the other, as evenly over the steps as can be.
+
+    Where a plan `resumes`, it redoes the iteration that its loss interrupted.
+    """
+    num_plans = len(losses) + 1
+    ends = [NUM_STEPS * (turn + 1) // num_plans for turn in range(num_plans)]
     plans = [_initial(*degrees, kind)]
-    for lost in losses:
-        plans.append(adapt(plans[-1], lost=lost, cluster=_CLUSTER).plan)
-    ends = [NUM_STEPS * (turn + 1) // len(plans) for turn in range(len(plans))]
+    for lost, start in zip(losses, ends, strict=False):
+        step = start if resumes else None
+        plans.append(adapt(plans[-1], lost=lost, step=step, cluster=_CLUSTER).plan)
+    return _in_turn(plans)
+
+
+def _returning(degrees: tuple[int, int, int], kind: str, lost: Sequence[int]) -> list[Phase]:
+    """Ranks are lost, and come back without state."""
+    whole = _initial(*degrees, kind)
+    left = adapt(whole, lost=lost, cluster=_CLUSTER).plan
+    back = msgspec.structs.replace(
+        whole, returned=tuple(lost), reconfigure=reconfiguration(left, whole.groups, ())
+    )
+    return _in_turn([whole, left, back])
+
+
+def _in_turn(plans: Sequence[Plan]) -> list[Phase]:
+    """All steps, dealt out as evenly as can be."""
+    ends = [NUM_STEPS * turn // len(plans) for turn in range(len(plans) + 1)]
     return [
-        Phase(plan, end - start) for plan, start, end in zip(plans, [0, *ends], ends, strict=False)
+        Phase(plan, end - start) for plan, (start, end) in zip(plans, pairwise(ends), strict=True)
     ]
 
 

@@ -36,13 +36,16 @@ class TrainTo(NamedTuple):
     num_steps: int
     """Steps that are done when the plan has ended."""
     previous: Plan | None
+    base: int
+    """Generation of the plan before."""
     commit: Commit
-    """Where the plan before ended."""
+    """Where it ended."""
 
 
 class Stand(NamedTuple):
     """What one rank came to."""
 
+    generation: int
     records: list[StepRecord]
     hashes: dict[str, str]
     """Of what it held when it joined, by layer and chunk."""
@@ -56,7 +59,7 @@ async def train(site: Site) -> Stand:
     """Join a generation and train to its last step; `leave` ends it."""
     order: TrainTo = site.argument
     memory = site.memory
-    if order.previous is None:
+    if order.previous is None or site.rank in site.plan.returned:
         memory.clear()
     state: TrainState = memory.setdefault("state", TrainState(order.job))
     messages: list[Message] = []
@@ -65,8 +68,8 @@ async def train(site: Site) -> Stand:
     session.go.set_result(None)
     with contextlib.redirect_stdout(None):  # its log
         await session.run()
-    memory["generation"], memory["session"] = site.generation, session
-    return _stand(state, messages)
+    memory["session"] = session
+    return _stand(site.generation, state, messages)
 
 
 async def leave(site: Site) -> None:
@@ -82,7 +85,7 @@ def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Messa
         generation=site.generation,
         plan=print_plan(site.plan),
         previous_plan=None if order.previous is None else print_plan(order.previous),
-        base=site.memory.get("generation", 0),
+        base=order.base,
         commit=order.commit,
         peers=dict(site.peers),
         key=site.key,
@@ -111,11 +114,12 @@ def _no_fault(kind: str, step: int, index: int, sent: Event) -> None:
     raise AssertionError("nothing is injected here")
 
 
-def _stand(state: TrainState, messages: list[Message]) -> Stand:
+def _stand(generation: int, state: TrainState, messages: list[Message]) -> Stand:
     (joined,) = (message for message in messages if isinstance(message, Joined))
     records = [message.record for message in messages if isinstance(message, StepDone)]
     holding = state.current
     if holding is None:
-        return Stand(records, joined.hashes, {}, 1, 0)
+        return Stand(generation, records, joined.hashes, {}, 1, 0)
     parameters = {name: tensor.numpy().copy() for name, tensor in holding.parameters.items()}
-    return Stand(records, joined.hashes, parameters, holding.program.tp, holding.program.tp_index)
+    tp, tp_index = holding.program.tp, holding.program.tp_index
+    return Stand(generation, records, joined.hashes, parameters, tp, tp_index)

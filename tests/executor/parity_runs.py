@@ -59,12 +59,14 @@ def run_case(fleet: Fleet, case: Case) -> Result:
     records: list[StepRecord] = []
     stands: dict[int, Stand] = {}
     previous: Plan | None = None
+    base = 0
     commit = Commit(version=0, updates=0, record=None)
     for plan, num_steps in phases:
-        order = TrainTo(job, len(records) + num_steps, previous, commit)
+        order = TrainTo(job, len(records) + num_steps, previous, base, commit)
         ranks = sorted({*plan.active_ranks, *plan.standby})
         stands = fleet.run(plan, train, order, ranks=ranks)
         fleet.run(plan, leave, ranks=ranks)
+        base = stands[ranks[0]].generation
         records += _agreed(plan, stands)
         assert len(records) == order.num_steps
         updates = sum(not record.skipped for record in records)

@@ -25,6 +25,7 @@ SAMPLE = [
     "adapted tp2 pp2 dp2 zb-h1 lost 1-6 tied",
     "adapted tp4 pp2 dp2 1f1b lost 2-9+13 untied",
     "adapted tp1 pp2 dp2 interleaved-1f1b lost 1 tied",
+    "adapted tp2 pp2 dp2 zb-h1 returns",
     "random 0",
     "random 17",
     "csv ZBVZeroBubble 2 comms",
