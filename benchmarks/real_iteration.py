@@ -16,7 +16,7 @@ import argparse
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -116,7 +116,7 @@ class Played:
         self._num_delays = len(self._course.crossings[0])
         self.programs = {rank: expand(plan, rank).instrs for rank in plan.active_ranks}
 
-    def makespan_s(self, durations_s: dict[int, Sequence[float]]) -> float:
+    def makespan_s(self, durations_s: Mapping[int, Sequence[float]]) -> float:
         """With these times of each rank's instructions."""
         duration: Floats = np.zeros(self._course.arrays.lanes.num_instrs)
         for rank, instrs in self.programs.items():
