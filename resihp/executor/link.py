@@ -92,6 +92,8 @@ class Incoming(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Close the connection without telling anybody here."""
         self._closed = True
+        # uvloop may still read once, and takes a buffer without room for an error.
+        self._piece, self._filled = self._header, 0
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -112,8 +114,10 @@ class Incoming(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Go on when the piece is whole."""
+        if self._closed:
+            return
         self._filled += nbytes
-        if self._filled < len(self._piece) or self._closed:
+        if self._filled < len(self._piece):
             return
         try:
             self._then(self._piece)

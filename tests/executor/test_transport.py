@@ -18,9 +18,10 @@ import torch
 import uvloop
 from torch import Tensor
 
-from resihp.errors import AuthError, GenerationClosed, PeerLost
+from resihp.errors import AuthError, FrameError, GenerationClosed, PeerLost
 from resihp.executor import transport as module
 from resihp.executor.device.interface import STATE, Tag
+from resihp.executor.link import Incoming
 from resihp.executor.stream import Event
 from resihp.executor.transport import LOOPBACK, Transport
 from resihp.wire.auth import Identity
@@ -575,3 +576,26 @@ async def test_a_second_connection_of_a_member_is_refused():
         assert not pending.done
         a.send(1, tag(), made(torch.ones(1)))
         assert await outcome(pending) == torch.ones(1).numpy().tobytes()
+
+
+def test_a_link_that_closed_while_it_read_still_has_room():
+    """uvloop may ask once more, and takes a buffer without room for an error of its own."""
+
+    class Closed:
+        """Turns everybody away."""
+
+        def admit(self, identity):
+            raise AuthError("nobody")
+
+        def enter(self, link, identity):
+            raise AssertionError(identity)
+
+        def turned_away(self, link, error):
+            assert isinstance(error, FrameError)
+
+    link = Incoming(Closed(), timeout_s=FAR_S)
+    buffer = link.get_buffer(-1)
+    buffer[:] = b"\xff" * len(buffer)
+    link.buffer_updated(len(buffer))
+    assert len(link.get_buffer(-1)) > 0
+    link.buffer_updated(1)
