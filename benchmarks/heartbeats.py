@@ -40,7 +40,7 @@ tokens = {tokens}
 
 def main() -> int:
     """Run the job and print what its ranks say."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="How late heartbeats are during compute")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=512)
