@@ -34,7 +34,7 @@ from resihp.executor.groups import open_store
 from resihp.executor.heap import settle_memory
 from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.session import in_thread
-from resihp.ir.model import Op, Plan
+from resihp.ir.model import Plan
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -150,14 +150,7 @@ async def run_work(
     `wire` may put something before the device's own. Raises what broke an iteration.
     """
     device = site.device
-    await device.connect(
-        {
-            transfer.peer
-            for instr in program.instrs
-            if instr.op in (Op.SEND_ACT, Op.SEND_GRAD)
-            for transfer in instr.transfers
-        }
-    )
+    await device.connect(program.send_targets)
     interpreter = Interpreter(
         program,
         work,

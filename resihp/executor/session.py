@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed
-from resihp.executor.device.edges import edges_of
 from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
@@ -31,7 +30,7 @@ from resihp.executor.sampler import GlobalBatches
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
 from resihp.executor.stream import Event, Stream
 from resihp.executor.training import TrainingWork
-from resihp.ir.model import Op, Plan
+from resihp.ir.model import Plan
 from resihp.ir.parser import parse
 from resihp.ir.program import Program
 from resihp.ir.program_bytes import decode_program
@@ -198,18 +197,11 @@ class Session:
                 role: factory.build(name, ranks)
                 for role, name, ranks in memberships(self._model, plan, self._rank)
             }
-            self._device.link(factory, edges_of(plan, self._rank))
+            self._device.link(factory, plan)
             return built
 
         parts = await in_thread(build)
-        await self._device.connect(
-            {
-                transfer.peer
-                for instr in program.instrs
-                if instr.op in (Op.SEND_ACT, Op.SEND_GRAD)
-                for transfer in instr.transfers
-            }
-        )
+        await self._device.connect(program.send_targets)
         return parts
 
     async def _move_state(self, plan: Plan, program: Program | None) -> tuple[Holding | None, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -62,8 +63,21 @@ class Event:
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
         if callbacks is not None:
-            for callback in callbacks:
+            self._tell(callbacks)
+
+    def _tell(self, callbacks: Sequence[Callable[[Event], None]]) -> None:
+        """Call all, for each may be somebody who waits; then raise what the first to fail raised.
+
+        One that raises is a bug, and it must not look like a hang.
+        """
+        errors: list[BaseException] = []
+        for callback in callbacks:
+            try:
                 callback(self)
+            except BaseException as error:  # raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     @property
     def done(self) -> bool:
@@ -213,10 +227,17 @@ class ThreadStream:
                 self._broken = error or GenerationClosed("the generation is over")
             dropped, self._queue = self._queue, deque()
             idle = self._take_idle_events() if not self._busy else []
-        for item in dropped:
-            item.event.fail(self._broken)
+        self._fail(dropped, self._broken)
         for event in idle:
             event.set()
+
+    def _fail(self, dropped: Sequence[Item], error: BaseException) -> None:
+        """Fail the events of all; a callback that raises, a bug, goes to the log of the process."""
+        for item in dropped:
+            try:
+                item.event.fail(error)
+            except BaseException:  # the stream is broken already, by an error that is told
+                traceback.print_exc()
 
     def reset(self) -> None:
         """See `Stream`."""
@@ -263,18 +284,26 @@ class ThreadStream:
             item = self._next()
             self.position = item.label
             try:
-                self._wait_for(item.waits)
-                if self._broken is not None:
-                    raise self._broken
-                result = self._execute(item)
-            except BaseException as error:  # the event carries it to whoever waits
+                self._do(item)
+            except BaseException as error:  # of a callback
+                traceback.print_exc()
                 self._break(error)
-                item.event.fail(error)
-            else:
-                item.event.set(result)
-                del result
             self.position = -1
             del item
+
+    def _do(self, item: Item) -> None:
+        try:
+            self._wait_for(item.waits)
+            if self._broken is not None:
+                raise self._broken
+            result = self._execute(item)
+        except BaseException as error:  # the event carries it to whoever waits
+            try:
+                self._break(error)
+            finally:
+                item.event.fail(error)
+        else:
+            item.event.set(result)
 
     def _wait_for(self, waits: Sequence[Event]) -> None:
         for event in waits:

@@ -16,6 +16,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from resihp.errors import AuthError, CommError, GenerationClosed, PeerLost, WireError
@@ -29,7 +30,10 @@ from resihp.wire.auth import Identity
 __all__ = ["Transport"]
 
 MAX_UNCLAIMED_BYTES = 1 << 30
-"""How much a peer may send ahead of our receives before it is taken for broken."""
+"""How much a peer may send ahead of our receives before it is taken for broken.
+
+What is asked for under its tag and at its size may be as large as it likes.
+"""
 RETRY_S = 0.01
 """Pause before a peer that has not begun the generation yet is asked again."""
 
@@ -81,7 +85,11 @@ class _Mailbox:
         generation, num_bytes = header[0], header[-1]
         if generation != self._generation:
             raise AuthError(f"payload of generation {generation}")
-        if num_bytes > MAX_UNCLAIMED_BYTES - self._unclaimed_bytes:
+        with self._lock:
+            claim = self._claims.get(header[1:-1])
+            is_asked_for = claim is not None and claim.num_bytes == num_bytes
+            room = MAX_UNCLAIMED_BYTES - self._unclaimed_bytes
+        if not is_asked_for and num_bytes > room:
             raise AuthError(f"rank {self._peer} sends more than it may: {num_bytes} bytes")
 
     def deliver(self, header: tuple[int, ...], payload: memoryview) -> None:
@@ -172,7 +180,7 @@ class Transport:
 
     # --- sending
 
-    async def connect(self, peers: set[int]) -> None:
+    async def connect(self, peers: AbstractSet[int]) -> None:
         """Open the connections to all `peers` that have none yet.
 
         Peers that have not begun this generation yet are waited for. Raises an ExceptionGroup of

@@ -105,6 +105,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     version: int = FORMAT_VERSION
 
     @property
+    def send_targets(self) -> frozenset[int]:
+        """Ranks that it sends activations or gradients to."""
+        sends = (instr for instr in self.instrs if instr.op in (Op.SEND_ACT, Op.SEND_GRAD))
+        return frozenset(transfer.peer for instr in sends for transfer in instr.transfers)
+
+    @property
     def sole_layers(self) -> LayerRange:
         """The layers of a program that runs one stage; for code that knows no others."""
         assert len(self.layers) == 1, f"rank {self.rank} runs {len(self.layers)} stages"

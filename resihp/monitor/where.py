@@ -74,20 +74,25 @@ class _Board:
             return f"computes {text}", self._behind(program, at.compute, at.step)
         if at.compute >= 0:
             missing = _missing_for(program, at)
-            if missing is not None:
-                return self._of_receive(program, missing)
+            if missing:
+                return self._of_receives(program, missing)
         if at.comm >= 0:
             return self._of_comm(program, at)
         if at.compute >= 0:
             return f"waits to compute {self._text(program, at.compute)}", ()
         return "is between two iterations", ()
 
-    def _of_receive(self, program: Program, index: int) -> tuple[str, Iterable[int]]:
-        instr = program.instrs[index]
-        peers = [transfer.peer for transfer in instr.transfers]
-        group = self.programs[peers[0]].group
-        text = self._text(program, index)
-        return f"waits for {text} from {group}, whose {self._who(peers)}", peers
+    def _of_receives(self, program: Program, missing: Sequence[int]) -> tuple[str, Iterable[int]]:
+        """Of one or, for a pair, two receives."""
+        texts: list[str] = []
+        everyone: list[int] = []
+        for index in missing:
+            peers = [transfer.peer for transfer in program.instrs[index].transfers]
+            group = self.programs[peers[0]].group
+            text = self._text(program, index)
+            texts.append(f"{text} from {group}, whose {self._who(peers)}")
+            everyone += peers
+        return f"waits for {' and '.join(texts)}", everyone
 
     def _of_comm(self, program: Program, at: At) -> tuple[str, Iterable[int]]:
         instr = program.instrs[at.comm]
@@ -95,7 +100,7 @@ class _Board:
         if at.comm_waits:
             missing = [i for i in at.receives if _is_for(program.instrs[i], instr)]
             if missing:
-                return self._of_receive(program, missing[0])
+                return self._of_receives(program, missing[:1])
             return f"waits to begin {text}", ()
         if instr.op in _GATHERS:
             ranks = self._behind(program, at.comm, at.step)
@@ -171,15 +176,16 @@ class _Board:
         return f"`{spell_instr(Instr(instr.op, instr.microbatch, home, stage))}`"
 
 
-def _missing_for(program: Program, at: At) -> int | None:
-    """The missing receive that the head of the compute stream waits for."""
+def _missing_for(program: Program, at: At) -> list[int]:
+    """Missing receives that the head of the compute stream, alone or as a pair, waits for."""
     heads = [program.instrs[at.compute]]
     if heads[0].paired:
         heads.append(program.instrs[at.compute + 1])
-    for index in at.receives:
-        if any(_is_for(program.instrs[index], head) for head in heads):
-            return index
-    return None
+    return [
+        index
+        for index in at.receives
+        if any(_is_for(program.instrs[index], head) for head in heads)
+    ]
 
 
 def _is_for(receive: ProgramInstr, user: ProgramInstr) -> bool:

@@ -245,11 +245,12 @@ async def test_a_rank_says_which_receive_it_waits_for():
 
 @pytest.mark.asyncio
 async def test_a_pair_starts_when_the_inputs_of_both_are_there():
-    """Then one runs after the other, in the order of the program."""
+    """Then one runs after the other, in the order of the program; what lacks is told of both."""
     (part,) = parts_of([PAIRED])
     running = begun(part)
+    await until(lambda: part.interpreter.where().receives == (0, 1))
     deliver(part, 0)
-    await until(lambda: part.streams[0].is_waiting and event_of(part, 0).done)
+    await until(lambda: part.streams[0].is_waiting and part.interpreter.where().receives == (1,))
     assert part.streams[0].position == 2
     assert not part.work.log
     deliver(part, 1)

@@ -311,6 +311,34 @@ def test_the_position_is_the_label_of_what_runs_or_waits(
     assert stream.position == -1
 
 
+def test_a_callback_that_raises_breaks_the_stream(
+    stream: ThreadStream, hold: Callable[[], None], gate: threading.Event
+):
+    """It is a bug: it is told, what is queued ends with it, and nobody waits forever."""
+    told: list[BaseException] = []
+    stream.on_error = told.append
+    bug = ValueError("in a callback")
+
+    def wrong(_: Event) -> None:
+        raise bug
+
+    stream.submit(hold)
+    done = stream.submit(lambda: 1)
+    behind = stream.submit(lambda: 2)
+    done.when_done(wrong)
+    behind.when_done(wrong)
+    last = stream.submit(lambda: 3)
+    gate.set()
+    assert finished(done)
+    assert finished(last)
+    assert finished(stream.when_idle())
+    assert told == [bug]
+    assert done.wait() == 1
+    assert last.error is bug
+    stream.reset()
+    assert stream.submit(lambda: 4).wait() == 4
+
+
 def random_graph(seed: int, count: int) -> list[tuple[int, list[int]]]:
     """Per item its stream and the earlier items that it waits for, mostly of the other one."""
     chosen = random.Random(seed)

@@ -564,6 +564,19 @@ async def test_what_nobody_asks_for_is_limited_in_sum(monkeypatch: pytest.Monkey
 
 
 @on_both_loops
+async def test_what_is_asked_for_may_be_larger_than_that(monkeypatch: pytest.MonkeyPatch):
+    """At exactly its size: the receiver has said how much memory it has for it."""
+    monkeypatch.setattr(module, "MAX_UNCLAIMED_BYTES", 100)
+    async with transports(2) as (a, b):
+        pending = b.receive(0, tag(), 4000)
+        a.send(1, tag(), made(torch.ones(1000)))
+        assert await outcome(pending) == torch.ones(1000).numpy().tobytes()
+        other = b.receive(0, tag(1), 4004)
+        a.send(1, tag(1), made(torch.ones(1000)))
+        assert isinstance((await error_of(other)).__cause__, AuthError)
+
+
+@on_both_loops
 async def test_a_second_connection_of_a_member_is_refused():
     """Two of them could overtake each other, and the end of one would look like its death."""
     async with transports(2) as (a, b):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from resihp.compiler import initial_plan
 from resihp.ir.expand import expand
-from resihp.ir.model import Batch, Mesh, ModelShape, Op, Plan
+from resihp.ir.model import Batch, Instr, Mesh, ModelShape, Op, Plan
 from resihp.monitor.where import describe, standings
 from resihp.wire.messages import At
 
@@ -52,6 +53,46 @@ def test_a_rank_waits_for_the_one_that_computes_its_input():
     assert found[0].waits_for == ()
     assert found[1].does == "waits for `recv_act 1` from dp0.pp0, whose rank 0 is at `F 1`"
     assert found[1].waits_for == (0,)
+
+
+def with_pair(plan: Plan, op: Op, other: Op) -> Plan:
+    """`op` of micro-batch 1 on the second position paired with `other` of 0, inputs before both."""
+    (stream,) = (each for each in plan.streams if each.pp == 1)
+    body = list(stream.body)
+
+    def take(wanted: Op, number: int) -> Instr:
+        (found,) = (each for each in body if (each.op, each.microbatch) == (wanted, number))
+        body.remove(found)
+        return found
+
+    place = next(i for i, each in enumerate(body) if (each.op, each.microbatch) == (op, 1))
+    first = msgspec.structs.replace(take(op, 1), paired=True)
+    pair = [take(Op.RECV_GRAD, 0), first, take(other, 0)]
+    streams = [
+        msgspec.structs.replace(stream, body=(*body[:place], *pair, *body[place:]))
+        if each is stream
+        else each
+        for each in plan.streams
+    ]
+    return msgspec.structs.replace(plan, streams=tuple(streams))
+
+
+def test_a_pair_waits_for_the_ranks_of_both():
+    """It starts when both have their inputs."""
+    plan = with_pair(plan_of(pp=3), Op.F, Op.BW)
+    lacks = tuple(index_of(plan, 1, op, n) for op, n in ((Op.RECV_ACT, 1), (Op.RECV_GRAD, 0)))
+    waiting = at(
+        compute=index_of(plan, 1, Op.F, 1), compute_waits=True, receives=tuple(sorted(lacks))
+    )
+    found = standings(
+        plan,
+        {0: computing(plan, 0, Op.F, 1), 1: waiting, 2: computing(plan, 2, Op.BW, 0)},
+    )
+    assert found[1].does == (
+        "waits for `recv_act 1` from dp0.pp0, whose rank 0 is at `F 1` and "
+        "`recv_grad 0` from dp0.pp2, whose rank 2 is at `BW 0`"
+    )
+    assert found[1].waits_for == (0, 2)
 
 
 def test_a_member_waits_for_those_of_its_group_that_are_behind():

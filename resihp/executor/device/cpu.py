@@ -12,10 +12,11 @@ from resihp.executor.transport import Transport
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
-    from resihp.executor.device.edges import Edge
     from resihp.executor.device.interface import Groups
+    from resihp.ir.model import Plan
 
 __all__ = ["CpuDevice"]
 
@@ -41,7 +42,7 @@ class CpuDevice:
         """See `Device`."""
         self.wire.begin(generation, key, peers)
 
-    async def connect(self, peers: set[int]) -> None:
+    async def connect(self, peers: AbstractSet[int]) -> None:
         """See `Device`."""
         await self.wire.connect(peers)
 
@@ -55,5 +56,5 @@ class CpuDevice:
         """See `Device`."""
         return GroupFactory(port, generation, rank, connect_s=connect_s, collective_s=collective_s)
 
-    def link(self, groups: Groups, edges: Sequence[Edge]) -> None:
+    def link(self, groups: Groups, plan: Plan) -> None:
         """See `Device`: sockets need no more than `connect`."""

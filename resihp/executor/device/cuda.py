@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +28,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from resihp.errors import CommError, ConfigError, GenerationClosed
 from resihp.executor.device.edge_wire import EdgeWire
+from resihp.executor.device.edges import Edge, edges_of
 from resihp.executor.device.interface import STATE, Tag
 from resihp.executor.device.issuing import IssuingStream, Mark
 from resihp.executor.device.nccl import NcclCommunicator, new_unique_id
@@ -37,8 +39,8 @@ from resihp.wire.address import LOOPBACK
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 
 if TYPE_CHECKING:
-    from resihp.executor.device.edges import Edge
     from resihp.executor.device.interface import Communicator, Groups, Wire
+    from resihp.ir.model import Plan
 
 __all__ = ["CudaDevice", "CudaQueue", "NcclGroups"]
 
@@ -269,7 +271,7 @@ class CudaDevice:
         self._staging.begin()
         self._transport.begin(generation, key, peers)
 
-    async def connect(self, peers: set[int]) -> None:
+    async def connect(self, peers: AbstractSet[int]) -> None:
         """See `Device`."""
         await self._transport.connect(peers)
 
@@ -298,11 +300,11 @@ class CudaDevice:
             )
         return NcclGroups(self.torch_device, port, generation, rank, connect_s=connect_s)
 
-    def link(self, groups: Groups, edges: Sequence[Edge]) -> None:
+    def link(self, groups: Groups, plan: Plan) -> None:
         """See `Device`."""
         if not isinstance(groups, NcclGroups):
             return
-        links = {edge: groups.link(edge) for edge in edges}
+        links = {edge: groups.link(edge) for edge in edges_of(plan, self._rank)}
         self._edges = EdgeWire(
             self.compute,
             {edge.target: link for edge, link in links.items() if edge.source == self._rank},

@@ -6,6 +6,7 @@ The interpreter and all work run the same code on every device; what differs is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resihp.executor.stream import Event, Stream
@@ -14,7 +15,7 @@ if TYPE_CHECKING:  # emulated devices start without torch
     import torch
     from torch import Tensor
 
-    from resihp.executor.device.edges import Edge
+    from resihp.ir.model import Plan
 
 __all__ = ["STATE", "Communicator", "Device", "Groups", "Tag", "Wire"]
 
@@ -152,7 +153,7 @@ class Device(Protocol):
         """Start a generation whose live ranks listen at the ports `peers`."""
         ...
 
-    async def connect(self, peers: set[int]) -> None:
+    async def connect(self, peers: AbstractSet[int]) -> None:
         """Make ready to send to `peers`; an ExceptionGroup of PeerLost where one is gone."""
         ...
 
@@ -171,9 +172,10 @@ class Device(Protocol):
         """The groups of a generation over the store at `port`. Blocks while it connects."""
         ...
 
-    def link(self, groups: Groups, edges: Sequence[Edge]) -> None:
-        """Make what the wire needs for the directed pairs that this rank is in, in this order.
+    def link(self, groups: Groups, plan: Plan) -> None:
+        """Make what the wire needs to carry the tensors of `plan`, at the same time on all ranks.
 
-        After all groups were built, before `wire` is read. Blocks; CommError where a peer is gone.
+        After all groups were built, before `wire` is read for tensors. Blocks; CommError where a
+        peer is gone.
         """
         ...

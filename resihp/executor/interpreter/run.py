@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,23 +95,24 @@ class Interpreter:
         """What the rank does at this moment."""
         compute, comm = self._compute, self._comm
         waiting = [stream.position for stream in (compute, comm) if stream.is_waiting]
-        missing = (self._missing(index) for index in waiting if index >= 0)
+        missing = {each for index in waiting if index >= 0 for each in self._missing(index)}
         return Where(
             self._step,
             compute.position,
             comm.position,
-            tuple(sorted({index for index in missing if index is not None})),
+            tuple(sorted(missing)),
             compute.is_waiting,
             comm.is_waiting,
         )
 
-    def _missing(self, index: int) -> int | None:
-        """The receive that instruction `index` waits for, if that is what it waits for."""
-        at: int | None = index
-        while at is not None and self.program.instrs[at].op not in (Op.RECV_ACT, Op.RECV_GRAD):
-            at = self._flow.source[at]
-        arrived = at is None or self._observing.ends_ns[at] > 0
-        return None if arrived else at
+    def _missing(self, index: int) -> Iterator[int]:
+        """The receives that instruction `index` waits for, with the other one of its pair."""
+        for source in (self._flow.source[index], self._partner_source(index)):
+            at = source
+            while at is not None and self.program.instrs[at].op not in (Op.RECV_ACT, Op.RECV_GRAD):
+                at = self._flow.source[at]
+            if at is not None and not self._observing.ends_ns[at]:
+                yield at
 
     async def run(self, step: int) -> StepRecord:
         """Execute one iteration and commit it; its record.
