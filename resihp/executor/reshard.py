@@ -1,13 +1,18 @@
 """Moves state from one layout to the next, as the plan's reconfigure block says.
 
 Both ends derive the same list of moves from the two plans. A move carries parameters and both
-moments of one layer's chunk (or of its replicated tensors) as one flat message.
+moments of one layer's chunk (or of its replicated tensors), in parcels of bounded size. The target
+asks for them, a few at a time, and puts each where it belongs before it asks for one more: so
+nothing comes that it has no memory for, and neither end holds more than those few.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +23,38 @@ from resihp.executor.device.interface import STATE, Tag, Wire
 from resihp.executor.flat import FP32_BYTES, split_flat, tensor_of
 from resihp.executor.layouts import local_shape, slice_of
 from resihp.executor.model import Model, tensors_of
+from resihp.executor.parcels import Parcel, parcels_of
 from resihp.executor.state import Holding, holding_of
 from resihp.executor.stream import Event, Stream
 from resihp.ir.model import Plan
 from resihp.ir.program import Program
 from resihp.ir.reshard import ShardMove, chunks_of_member, num_state_chunks, transfers
 
-__all__ = ["Resharding", "state_targets"]
+__all__ = ["Resharding"]
 
 NUM_KINDS = 3
 """Parameters and both moments, fp32 all: bf16 copies are made anew where they are needed."""
 
 
-def state_targets(moves: tuple[ShardMove, ...], rank: int) -> set[int]:
-    """Ranks that `rank` sends state to."""
-    return {move.target for move in moves if move.source == rank}
+MESSAGE_BYTES = 16 << 20
+"""Upper limit of a message: large enough to cost little, small enough for several at a time."""
+NUM_ASKED = 4
+"""Messages that a target waits for at a time from one source."""
+
+
+class _Message(NamedTuple):
+    """A part of a move on its way."""
+
+    move: ShardMove
+    parcel: Parcel
+    tag: Tag
+
+
+class _Ends(NamedTuple):
+    """Where messages come and go, and where they are packed and unpacked."""
+
+    wire: Wire
+    stream: Stream
 
 
 class Resharding:
@@ -46,11 +68,15 @@ class Resharding:
         plan: Plan,
         rank: int,
         device: torch.device | str = "cpu",
+        *,
+        message_bytes: int = MESSAGE_BYTES,
     ) -> None:
+        """`message_bytes` is the same on all ranks."""
         self._model = model
         self._device = device
         self._optimizer = job.optimizer
         self._rank = rank
+        self._message_bytes = message_bytes
         self._num_chunks = num_state_chunks(previous, plan)
         # A layer of the user's own may have no tensor that is cut, or none that is not.
         self.moves = tuple(
@@ -65,65 +91,121 @@ class Resharding:
     ) -> Holding | None:
         """Send what others lack, receive what we lack; the new holding (None: standby).
 
-        `old` is not changed. The number of updates is for `TrainState.prepare` to set. Raises
-        `CommError` or `PeerLost` where a peer is gone.
+        `wire` is connected to `peers`. `old` is not changed. The number of updates is for
+        `TrainState.prepare` to set. Raises an ExceptionGroup of CommError or PeerLost where a peer
+        is gone.
         """
-        arriving = [
-            (move, wire.receive(move.source, _tag(number), self._num_bytes(move)))
-            for number, move in enumerate(self.moves)
-            if move.target == self._rank
-        ]
-        for number, move in enumerate(self.moves):
-            if move.source == self._rank:
+        stays = old is not None and program is not None and _same_place(old.program, program)
+        new: Holding | None = None
+        if program is not None and not stays:
+            new = await stream.submit(lambda: self._begun(old, program)).wait_async()
+        ends = _Ends(wire, stream)
+        async with asyncio.TaskGroup() as tasks:
+            for target, messages in self._messages(lambda move: (move.source, move.target)):
                 assert old is not None, "asked to send state that is not here"
-                held = old
-                packed = stream.submit(lambda held=held, move=move: self._pack(held, move))
-                wire.send(move.target, _tag(number), packed)
-                await packed.wait_async()
+                tasks.create_task(self._give(old, target, messages, ends))
+            for source, messages in self._messages(lambda move: (move.target, move.source)):
+                assert new is not None, "state comes to a rank that needs none"
+                tasks.create_task(self._take(new, source, messages, ends))
         if program is None:
             return None
-        if old is not None and _same_place(old.program, program):
-            assert not arriving
+        if new is None:
+            assert old is not None
             return old._replace(program=program)
-        built = stream.submit(
-            lambda: self._build(old, program, arriving), waits=[event for _, event in arriving]
-        )
-        return await built.wait_async()
+        made = new
+        return await stream.submit(lambda: holding_of(program, made.optimizer)).wait_async()
 
-    def _num_bytes(self, move: ShardMove) -> int:
-        sizes = [
-            math.prod(local_shape(self._model.layout(name), move.num_chunks, move.chunk))
-            for name in self._names(move.layer, replicated=move.replicated)
-        ]
-        return NUM_KINDS * FP32_BYTES * sum(sizes)
+    @property
+    def peers(self) -> set[int]:
+        """Ranks that this one sends state to or asks for it."""
+        pairs = ((move.source, move.target) for move in self.moves)
+        return {rank for pair in pairs if self._rank in pair for rank in pair} - {self._rank}
+
+    # --- messages
+
+    def _messages(
+        self, ends_of: Callable[[ShardMove], tuple[int, int]]
+    ) -> Iterable[tuple[int, Iterator[_Message]]]:
+        """What we send or receive, by peer; `ends_of` tells our end of a move and the other one."""
+        moves: dict[int, list[int]] = {}
+        for number, move in enumerate(self.moves):
+            ours, peer = ends_of(move)
+            if ours == self._rank:
+                moves.setdefault(peer, []).append(number)
+        return [(peer, self._cut(numbers)) for peer, numbers in moves.items()]
+
+    def _cut(self, numbers: Iterable[int]) -> Iterator[_Message]:
+        for number in numbers:
+            move = self.moves[number]
+            shapes = (
+                (name, local_shape(self._model.layout(name), move.num_chunks, move.chunk))
+                for name in self._names(move.layer, replicated=move.replicated)
+            )
+            parcels = parcels_of(shapes, NUM_KINDS, self._message_bytes // FP32_BYTES)
+            for place, parcel in enumerate(parcels):
+                yield _Message(move, parcel, Tag(STATE, number, 0, 0, place, 0))
+
+    async def _give(
+        self, held: Holding, target: int, messages: Iterable[_Message], ends: _Ends
+    ) -> None:
+        for message in messages:
+            await ends.wire.receive(target, _ready_for(message), 1).wait_async()
+            packed = ends.stream.submit(partial(self._pack, held, message))
+            ends.wire.send(target, message.tag, packed)
+            await packed.wait_async()
+
+    async def _take(
+        self, new: Holding, source: int, messages: Iterable[_Message], ends: _Ends
+    ) -> None:
+        asked: deque[tuple[_Message, Event]] = deque()
+
+        async def put_first() -> None:
+            message, arrived = asked.popleft()
+            await arrived.wait_async()
+            await ends.stream.submit(partial(self._put, new, message, arrived)).wait_async()
+
+        for message in messages:
+            if len(asked) == NUM_ASKED:
+                await put_first()
+            num_bytes = FP32_BYTES * message.parcel.num_elements
+            asked.append((message, ends.wire.receive(source, message.tag, num_bytes)))
+            ends.wire.send(source, _ready_for(message), _ready())
+        while asked:
+            await put_first()
+
+    # --- on the stream
 
     def _names(self, layer: int, *, replicated: bool) -> list[str]:
         names = self._model.tensors(layer, layer)
         return [name for name in names if (self._model.layout(name).dim is None) == replicated]
 
-    def _pieces(self, holding: Holding, move: ShardMove) -> Iterator[Tensor]:
-        """Views of what `move` carries, inside `holding`; the same order at both ends."""
-        for name in self._names(move.layer, replicated=move.replicated):
-            for kind in holding.kinds():
-                yield self._slice(holding.program, name, kind[name], move.chunk, move.num_chunks)
+    def _blocks(self, holding: Holding, message: _Message) -> list[Tensor]:
+        """Views of what a message carries, inside `holding`; the same order at both ends."""
+        move, kinds = message.move, holding.kinds()
+        found: list[Tensor] = []
+        for name, kind, where, _ in message.parcel.blocks:
+            tensor = kinds[kind][name]
+            piece = self._slice(holding.program, name, tensor, move.chunk, move.num_chunks)
+            found.append(piece[where])
+        return found
 
-    def _pack(self, holding: Holding, move: ShardMove) -> Tensor:
-        return torch.cat([piece.reshape(-1) for piece in self._pieces(holding, move)])
+    def _pack(self, holding: Holding, message: _Message) -> Tensor:
+        return torch.cat([block.reshape(-1) for block in self._blocks(holding, message)])
 
-    def _build(
-        self, old: Holding | None, program: Program, arrived: list[tuple[ShardMove, Event]]
-    ) -> Holding:
+    def _put(self, new: Holding, message: _Message, arrived: Event) -> None:
+        flat = tensor_of(arrived.wait(), torch.float32)
+        blocks = self._blocks(new, message)
+        parts = split_flat(flat, [block.numel() for block in blocks])
+        for block, part in zip(blocks, parts, strict=True):
+            block.copy_(part.view(block.shape))
+        self.received_bytes += FP32_BYTES * flat.numel()
+
+    def _begun(self, old: Holding | None, program: Program) -> Holding:
+        """Memory for the new layout, with what this rank held before."""
         new = Holding(program, self._empty(program), {})
         if old is not None:
             self._keep(old, new)
-        for move, event in arrived:
-            pieces = list(self._pieces(new, move))
-            flat = tensor_of(event.wait(), torch.float32)
-            self.received_bytes += FP32_BYTES * flat.numel()
-            parts = split_flat(flat, [piece.numel() for piece in pieces])
-            for piece, part in zip(pieces, parts, strict=True):
-                piece.copy_(part.view(piece.shape))
-        return holding_of(program, new.optimizer)
+        return new
 
     def _empty(self, program: Program) -> AdamW:
         model, where = self._model, (program.tp, program.tp_index)
@@ -160,10 +242,16 @@ class Resharding:
         return slice_of(layout, tensor, chunk, num_chunks, program.tp, program.tp_index)
 
 
-def _tag(number: int) -> Tag:
-    return Tag(
-        kind=STATE, step=number, stage=0, home=0, microbatch=0, chunk=0
-    )  # 32 bits wide there
+def _ready_for(message: _Message) -> Tag:
+    """Under which the target says that it waits for `message`."""
+    return message.tag._replace(chunk=1)
+
+
+def _ready() -> Event:
+    """What it says is one byte of nothing."""
+    event = Event()
+    event.set(torch.zeros(1, dtype=torch.uint8))
+    return event
 
 
 def _same_place(old: Program, new: Program) -> bool:

@@ -25,7 +25,7 @@ from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.local_world import check_program
 from resihp.executor.memberships import memberships
 from resihp.executor.models import build_model
-from resihp.executor.reshard import Resharding, state_targets
+from resihp.executor.reshard import Resharding
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
 from resihp.executor.stream import Event, Stream
@@ -218,7 +218,7 @@ class Session:
         resharding = Resharding(
             self._model, self._job, previous, plan, self._rank, self._device.torch_device
         )
-        await self._device.connect(state_targets(resharding.moves, self._rank))
+        await self._device.connect(resharding.peers)
         holding = await resharding.run(
             self._state.current, program, self._device.wire, self._device.comm
         )

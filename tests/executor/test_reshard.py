@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from resihp.errors import CommError, NoFeasiblePlan, PeerLost
 from resihp.executor.adamw import AdamW
 from resihp.executor.device.interface import Tag
 from resihp.executor.layouts import local_shape
-from resihp.executor.reshard import Resharding, state_targets
+from resihp.executor.reshard import MESSAGE_BYTES, NUM_ASKED, Resharding
 from resihp.executor.state import Holding, holding_of, shard_hashes
 from resihp.executor.stream import Event, ThreadStream
 from resihp.executor.transport import Transport
@@ -53,10 +54,38 @@ def held(plan: Plan, rank: int) -> Holding | None:
     return holding_of(program, optimizer)
 
 
+class CountingWire:
+    """Counts the messages of state that a rank asks for."""
+
+    def __init__(self, wire: Transport, part: Resharding) -> None:
+        self._wire = wire
+        self._part = part
+        self._asked_bytes = 0
+        self.sizes: list[int] = []
+        self.most_open_bytes = 0
+        """Asked for and not put in place, at most."""
+
+    def send(
+        self, peer: int, tag: Tag, source: Event, cut: Callable[[Any], Any] | None = None
+    ) -> Event:
+        return self._wire.send(peer, tag, source, cut)
+
+    def receive(self, peer: int, tag: Tag, num_bytes: int) -> Event:
+        if tag.chunk == 0:
+            self.sizes.append(num_bytes)
+            self._asked_bytes += num_bytes
+            open_bytes = self._asked_bytes - self._part.received_bytes
+            self.most_open_bytes = max(self.most_open_bytes, open_bytes)
+        return self._wire.receive(peer, tag, num_bytes)
+
+
 class Cluster:
     """Transports and streams of all ranks, in one loop; one generation after another."""
 
-    def __init__(self, ports: dict[int, int], transports: list[Transport]) -> None:
+    def __init__(
+        self, ports: dict[int, int], transports: list[Transport], message_bytes: int
+    ) -> None:
+        self._message_bytes = message_bytes
         self._ports = ports
         self._transports = transports
         self._streams = [ThreadStream(f"comm{rank}") for rank in ports]
@@ -71,13 +100,24 @@ class Cluster:
         ports = {rank: self._ports[rank] for rank in alive}
         for rank in alive:
             self._transports[rank].begin(self._generation, KEY, ports)
-        parts = {rank: Resharding(ODD, job_of(plan.mesh), previous, plan, rank) for rank in alive}
+        parts = {
+            rank: Resharding(
+                ODD,
+                job_of(plan.mesh),
+                previous,
+                plan,
+                rank,
+                message_bytes=self._message_bytes,
+            )
+            for rank in alive
+        }
+        self.wires = {rank: CountingWire(self._transports[rank], parts[rank]) for rank in alive}
 
         async def one(rank: int) -> Holding | None:
             transport = self._transports[rank]
-            await transport.connect(state_targets(parts[rank].moves, rank))
+            await transport.connect(parts[rank].peers)
             return await parts[rank].run(
-                holdings[rank], program_of(plan, rank), transport, self._streams[rank]
+                holdings[rank], program_of(plan, rank), self.wires[rank], self._streams[rank]
             )
 
         async with asyncio.timeout(FAR_S):
@@ -87,11 +127,11 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster_of(world: int) -> AsyncIterator[Cluster]:
+async def cluster_of(world: int, message_bytes: int = MESSAGE_BYTES) -> AsyncIterator[Cluster]:
     transports = [Transport("job", rank, timeout_s=FAR_S) for rank in range(world)]
     ports = {rank: await transport.open() for rank, transport in enumerate(transports)}
     try:
-        yield Cluster(ports, transports)
+        yield Cluster(ports, transports, message_bytes)
     finally:
         for transport in transports:
             await transport.close()
@@ -222,7 +262,7 @@ async def test_any_layout_follows_from_any_other():
     """Degrees grow and shrink, layers change stages, members change seats, some are lost."""
     chosen = random.Random(1)
     standby_gave = newcomer_got = kept = 0
-    async with cluster_of(MESH.world) as cluster:
+    async with cluster_of(MESH.world, message_bytes=200) as cluster:
         for _ in range(30):
             previous, plan = random_change(chosen)
             holdings = {rank: held(previous, rank) for rank in range(MESH.world)}
@@ -294,6 +334,22 @@ async def test_only_what_is_missing_moves():
 
 
 @pytest.mark.asyncio
+async def test_messages_of_state_are_small_and_few_at_a_time():
+    """So that a layer of any size moves in bounded memory."""
+    previous = two_groups([[0, 1], [2, 3]])
+    plan = msgspec.structs.replace(two_groups([[0, 1], [2]], reshard=True), lost=(3,))
+    async with cluster_of(4, message_bytes=64) as cluster:
+        after, moved = await cluster.reshard(
+            previous, plan, {rank: held(previous, rank) for rank in range(4)}
+        )
+        wire = cluster.wires[2]
+    check(plan, after)
+    assert sum(wire.sizes) == moved > 10 * NUM_ASKED * 64
+    assert max(wire.sizes) <= 64
+    assert wire.most_open_bytes <= NUM_ASKED * 64
+
+
+@pytest.mark.asyncio
 async def test_in_bf16_what_moves_is_fp32():
     """Parameters keep all their bits; copies of them are made where they arrive."""
     bf16 = {"precision": "bf16"}
@@ -326,7 +382,7 @@ async def test_a_spare_takes_over_a_whole_seat():
     assert {(move.source, move.target) for move in moves} == {(1, 3)}
 
 
-async def receive_alone(payload: Tensor | None) -> BaseException:
+async def receive_alone(payload: Tensor | None) -> Exception:
     """Rank 2 of the plan above waits for its pieces; all that comes is `payload`, or the end."""
     previous = two_groups([[0, 1], [2, 3]])
     plan = msgspec.structs.replace(two_groups([[0, 1], [2]], reshard=True), lost=(3,))
@@ -335,6 +391,7 @@ async def receive_alone(payload: Tensor | None) -> BaseException:
     for transport in (source, target):
         transport.begin(1, KEY, ports)
     await source.connect({2})
+    await target.connect({1})
     resharding = Resharding(ODD, job_of(plan.mesh), previous, plan, 2)
     running = asyncio.create_task(
         resharding.run(held(previous, 2), expand(plan, 2), target, ThreadStream("comm"))
@@ -353,8 +410,9 @@ async def receive_alone(payload: Tensor | None) -> BaseException:
         await source.close()
         await target.close()
         await asyncio.sleep(0)
-    assert isinstance(error, BaseException)
-    return error
+    assert isinstance(error, ExceptionGroup)
+    (cause,) = error.exceptions
+    return cause
 
 
 @pytest.mark.asyncio
