@@ -136,10 +136,9 @@ def test_any_layout_trains_as_one_process_does(phases: list[Phase], numerics: Nu
     assert torch.equal(parameters["lm_head.weight"], parameters["model.embed_tokens.weight"])
 
 
-@pytest.mark.parametrize("numerics", ["bitwise", "fast"])
-def test_bf16_trains_almost_as_exact_numbers_do(numerics: Numerics):
+def test_bf16_trains_almost_as_exact_numbers_do():
     """Stages compute in bf16, sums and updates are fp32: ten steps go nearly the same way."""
-    job = Job(by_hand([[2, 1]], kind="zb-h1")[0].plan, "tied", numerics, "bf16")
+    job = Job(by_hand([[2, 1]], kind="zb-h1")[0].plan, "tied", "fast", "bf16")
     exact = bound_of("tied").exact
     assert [record.loss for record in job.run()] == pytest.approx(exact.losses, rel=2e-3)
     way = off = 0.0
