@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from resihp.wire.messages import Message, StepRecord
+from resihp.wire.messages import Message, Observed, StepRecord
 
-__all__ = ["Action", "End", "Evict", "Log", "PlanMade", "Say", "Send", "StepCommitted"]
+__all__ = ["Action", "End", "Evict", "Log", "PlanMade", "Say", "Seen", "Send", "StepCommitted"]
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -44,6 +44,13 @@ class StepCommitted(msgspec.Struct, frozen=True):
     generation: int
 
 
+class Seen(msgspec.Struct, frozen=True):
+    """Keep the times of one iteration of one rank; they fit its program."""
+
+    rank: int
+    observed: Observed
+
+
 class Say(msgspec.Struct, frozen=True):
     """Print one line on the console."""
 
@@ -57,4 +64,4 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Send | Evict | Log | PlanMade | StepCommitted | Say | End
+Action = Send | Evict | Log | PlanMade | StepCommitted | Seen | Say | End

@@ -21,7 +21,17 @@ from resihp.config import JobConfig
 from resihp.errors import NoFeasiblePlan, PlanRejected
 from resihp.ir.expand import expand
 from resihp.ir.program_bytes import encode_program
-from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
+from resihp.monitor.actions import (
+    Action,
+    End,
+    Evict,
+    Log,
+    PlanMade,
+    Say,
+    Seen,
+    Send,
+    StepCommitted,
+)
 from resihp.monitor.incident import Incident, IncidentBook, listed
 from resihp.monitor.layout_line import layout_line
 from resihp.monitor.planner import Planner, VerifiedPlan
@@ -43,6 +53,7 @@ from resihp.wire.messages import (
     Go,
     Joined,
     Message,
+    Observed,
     Pause,
     Positions,
     Ready,
@@ -60,6 +71,10 @@ __all__ = ["Coordinator", "Phase"]
 
 MAX_REOPENINGS = 3
 """How often in a row a generation may fail to open without any rank being lost."""
+NUM_OBSERVED = 2
+"""Generations before the present one whose late times are still kept."""
+TIME_BYTES = 8
+"""Of one moment in `Observed`."""
 
 
 class Phase(enum.Enum):
@@ -108,6 +123,8 @@ class Coordinator:
         self._finished: set[int] = set()
         self._reopenings = 0
         self._trouble_since_s: float | None = None
+        self._num_instrs: dict[int, dict[int, int]] = {}
+        """Lengths of the programs of the newest generations, by rank."""
 
         self.records: list[StepRecord] = []
         self._book = IncidentBook()
@@ -229,6 +246,8 @@ class Coordinator:
                 self._on_joined(rank, message)
             case StepDone():  # a committed step counts, also if its generation is closed
                 self._on_record(message.record, message.generation)
+            case Observed():  # so do its times
+                self._on_observed(rank, message)
             case At() if message.generation == self.generation:
                 self._at[rank] = message
             case Finished() if message.generation == self.generation:
@@ -429,9 +448,18 @@ class Coordinator:
             store_rank=min(plan.plan.active_ranks),
         )
         active = set(plan.plan.active_ranks)
+        sizes: dict[int, int] = {}
         for rank in sorted(self._alive):
-            program = encode_program(expand(plan.plan, rank)) if rank in active else b""
-            self._send(rank, msgspec.structs.replace(message, program=program))
+            payload = b""
+            if rank in active:
+                program = expand(plan.plan, rank)
+                payload, sizes[rank] = encode_program(program), len(program.instrs)
+            self._send(rank, msgspec.structs.replace(message, program=payload))
+        self._num_instrs = {
+            generation: of_ranks
+            for generation, of_ranks in self._num_instrs.items()
+            if generation >= self.generation - NUM_OBSERVED
+        } | {self.generation: sizes}
 
     def _on_joined(self, rank: int, message: Joined) -> None:
         self._joined[rank] = message
@@ -470,6 +498,17 @@ class Coordinator:
         self._longest_step_s = max(self._longest_step_s, record.duration_s)
         self._last_step_s = self._progress_s = self._now_s
         self._actions.append(StepCommitted(record, generation))
+
+    def _on_observed(self, rank: int, message: Observed) -> None:
+        num_instrs = self._num_instrs.get(message.generation, {}).get(rank)
+        if num_instrs is None:
+            return  # of a generation that is long over
+        sizes = len(message.starts_ns), len(message.ends_ns)
+        if sizes == (num_instrs * TIME_BYTES, num_instrs * TIME_BYTES):
+            self._actions.append(Seen(rank, message))
+        else:
+            why = f"{sizes} bytes of times for a program of {num_instrs} instructions"
+            self._log("times_refused", rank=rank, generation=message.generation, why=why)
 
     def _on_finished(self, rank: int) -> None:
         self._finished.add(rank)

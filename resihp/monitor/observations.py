@@ -2,6 +2,7 @@
 
 Each rank sends the times of every iteration after it. They are kept as they come, framed messages
 one after the other, in segments of a few MiB; of a long run the first segment and the newest ones.
+A thread writes them, so that no disk holds up the coordinator.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Full, Queue
+from threading import Thread
 from typing import IO, NamedTuple
 
 import msgspec
@@ -28,6 +31,8 @@ __all__ = ["ObservationLog", "observations", "played_run"]
 
 SEGMENT_BYTES = 8 << 20
 MAX_SEGMENTS = 8
+MAX_WAITING = 1024
+"""Records that are here and not written, at most."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -38,6 +43,53 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class ObservationLog:
+    """Takes what is seen from the event loop, and writes it on a thread of its own.
+
+    What the disk does not take in time, or at all, is dropped and counted: a picture of an
+    iteration is worth no delay of the job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = _Writer(folder)
+        self._queue: Queue[Seen | None] = Queue(MAX_WAITING)
+        self._num_dropped = 0
+        self._error: OSError | None = None
+        self._thread = Thread(target=self._write, name="observations", daemon=True)
+        self._thread.start()
+
+    def add(self, rank: int, observed: Observed) -> None:
+        """Append the times of one iteration of `rank`; returns at once."""
+        try:
+            self._queue.put_nowait(Seen(rank, observed))
+        except Full:
+            self._num_dropped += 1
+
+    def close(self) -> None:
+        """Write what waits, and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+        self._writer.close()
+
+    @property
+    def trouble(self) -> str:
+        """Once it is closed: what was not kept, and why; empty if all was."""
+        if not self._num_dropped:
+            return ""
+        why = "the disk was too slow" if self._error is None else str(self._error)
+        return f"the times of {self._num_dropped} iterations of ranks were not kept: {why}"
+
+    def _write(self) -> None:
+        while (seen := self._queue.get()) is not None:
+            if self._error is None:
+                try:
+                    self._writer.add(seen)
+                except OSError as error:  # `trouble` tells it
+                    self._error = error
+            if self._error is not None:
+                self._num_dropped += 1
+
+
+class _Writer:
     """Writes the segments of one run."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,9 +98,9 @@ class ObservationLog:
         self._file: IO[bytes] | None = None
         self._size = 0
 
-    def add(self, rank: int, observed: Observed) -> None:
-        """Append the times of one iteration of `rank`."""
-        record = frame(msgspec.msgpack.encode(Seen(rank, observed)))
+    def add(self, seen: Seen) -> None:
+        """Append one record."""
+        record = frame(msgspec.msgpack.encode(seen))
         if self._file is None or self._size + len(record) > SEGMENT_BYTES:
             self._begin_segment()
         assert self._file is not None

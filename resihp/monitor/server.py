@@ -11,7 +11,17 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from resihp.config import JobConfig, resolved
-from resihp.monitor.actions import Action, End, Evict, Log, PlanMade, Say, Send, StepCommitted
+from resihp.monitor.actions import (
+    Action,
+    End,
+    Evict,
+    Log,
+    PlanMade,
+    Say,
+    Seen,
+    Send,
+    StepCommitted,
+)
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.observations import ObservationLog
 from resihp.monitor.process import ProcessHandle
@@ -28,7 +38,6 @@ from resihp.wire.messages import (
     Fence,
     Hello,
     KillRank,
-    Observed,
     Positions,
     Refused,
     Reply,
@@ -136,6 +145,8 @@ class CoordinatorServer:
             handle.close()
         self._run_dir.control_path.unlink()
         self._observations.close()
+        if self._observations.trouble:
+            self._say(self._observations.trouble)
         self._run_dir.close()
 
     async def _tick(self) -> None:
@@ -194,8 +205,6 @@ class CoordinatorServer:
                     if isinstance(message, At):
                         for census in self._censuses:
                             census.add(rank, message)
-                    elif isinstance(message, Observed):
-                        self._observations.add(rank, message)
                     now_s = self._clock.now_s()
                     self._perform(self._coordinator.receive(rank, message, now_s))
         finally:
@@ -267,6 +276,8 @@ class CoordinatorServer:
                 case StepCommitted(record, generation):
                     self._run_dir.step(record, generation)
                     self._say(step_line(record, generation))
+                case Seen(rank, observed):
+                    self._observations.add(rank, observed)
                 case Say(line):
                     self._say(line)
                 case Evict(rank):

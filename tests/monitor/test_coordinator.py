@@ -11,7 +11,7 @@ from resihp.ir.diagnostics import Diagnostic, Span
 from resihp.ir.expand import expand
 from resihp.ir.model import Op
 from resihp.ir.parser import parse
-from resihp.monitor.actions import Evict, Log, PlanMade, Say, StepCommitted
+from resihp.monitor.actions import Evict, Log, PlanMade, Say, Seen, StepCommitted
 from resihp.monitor.coordinator import Phase
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.wire.messages import (
@@ -25,6 +25,7 @@ from resihp.wire.messages import (
     Finished,
     Go,
     Joined,
+    Observed,
     Pause,
     StepDone,
     Stop,
@@ -71,6 +72,25 @@ def test_nobody_goes_before_the_last_one_joined():
     assert not desk.sent(Go)
     desk.say(desk.world[-1], Joined(generation=1, hashes={}, moved_bytes=0))
     assert [rank for rank, _ in desk.sent(Go)] == list(desk.world)
+
+
+def test_times_that_do_not_fit_the_program_are_not_kept():
+    """Those of a rank's own program are, also when its generation has just been closed."""
+    desk = Desk()
+    desk.get_ready()
+    plan = parse(desk.last_deploy().plan).plan
+    times = bytes(8 * len(expand(plan, 0).instrs))
+    fits = Observed(generation=1, step=0, starts_ns=times, ends_ns=times)
+    desk.say(0, fits)
+    for wrong in (
+        {"starts_ns": times[:-8]},
+        {"ends_ns": times + b"x"},
+        {"generation": 7},
+    ):
+        desk.say(0, msgspec.structs.replace(fits, **wrong))
+    assert desk.all_of(Seen) == [Seen(0, fits)]
+    refused = [log.fields for log in desk.all_of(Log) if log.kind == "times_refused"]
+    assert [fields["rank"] for fields in refused] == [0, 0]
 
 
 def test_different_data_stop_the_job():

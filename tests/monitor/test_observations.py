@@ -49,6 +49,7 @@ def fill(run: Path, *iterations: tuple[int, Observed]) -> None:
     for rank, observed in iterations:
         log.add(rank, observed)
     log.close()
+    assert not log.trouble
 
 
 def test_what_is_written_is_read_in_order(run):
@@ -65,6 +66,16 @@ def test_of_a_long_run_the_newest_segments_are_kept_and_the_first(run, monkeypat
     kept = [observed.step for _, observed in observations(run)]
     assert kept == [0, *range(13, 20)]
     assert len(kept) == module.MAX_SEGMENTS
+
+
+def test_a_disk_that_takes_nothing_holds_nobody_up(tmp_path):
+    """What was not kept is counted, and said at the end."""
+    (tmp_path / "traces").write_text("a file where the folder should be")
+    log = ObservationLog(tmp_path / "traces")
+    for step in range(3):
+        log.add(0, seen(0, step))
+    log.close()
+    assert log.trouble.startswith("the times of 3 iterations of ranks were not kept: [Errno ")
 
 
 def test_a_segment_that_is_still_written_is_read_up_to_where_it_is(run):
