@@ -142,11 +142,17 @@ def _server(job: JobConfig, secret: bytes, clock: MonotonicClock) -> Coordinator
     run_dir = RunDir.create(job)
     coordinator = Coordinator(job, Planner(job), secret, clock.now_s())
     _say(f"run directory: {run_dir.path}")
-    return CoordinatorServer(job, coordinator, run_dir, secret, clock, _say)
+    say = _say_emulated if job.device.kind == "emulated" else _say
+    return CoordinatorServer(job, coordinator, run_dir, secret, clock, say)
 
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+def _say_emulated(line: str) -> None:
+    """No line of an emulated job can be taken for one of a real run."""
+    _say(line if "emulated" in line else f"emulated: {line}")
 
 
 def _handle_signals(supervisor: Supervisor, server: CoordinatorServer | None) -> None:

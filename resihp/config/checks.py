@@ -29,6 +29,15 @@ def nearest(value: int, choices: Iterable[int]) -> int | None:
     return min(choices, key=lambda choice: (abs(choice - value), choice), default=None)
 
 
+def _cluster(config: JobConfig) -> Iterator[Problem]:
+    if config.device.cluster is not None and config.device.kind != "emulated":
+        yield Problem(
+            "device.cluster",
+            f'is said of kind = "emulated" only, and this one is "{config.device.kind}"; '
+            "leave it out",
+        )
+
+
 def _heads(config: JobConfig) -> Iterator[Problem]:
     model = config.model
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
@@ -228,6 +237,7 @@ _CHECKS: tuple[Callable[[JobConfig], Iterator[Problem]], ...] = (
     _tokens,
     _numerics,
     _memory,
+    _cluster,
     _warmup,
     _injections,
 )

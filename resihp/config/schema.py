@@ -216,6 +216,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kind: DeviceKind = "cpu"
     memory: str = "2GiB"
+    cluster: str | None = None
+    """Of emulated devices: the preset that has their prices; None: `cpu-box`."""
 
     @property
     def memory_bytes(self) -> int:

@@ -10,13 +10,14 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
-from resihp.config import loads
+from resihp.config import JobConfig, loads
 from resihp.errors import ResihpError
 from resihp.executor.heap import settle_memory
-from resihp.executor.runtime import Executor
+from resihp.executor.runtime import Backend, Executor
 from resihp.wire.channel import Channel
-from resihp.wire.messages import Start
+from resihp.wire.messages import Message, Start
 
 
 async def _run(fd: int) -> int:
@@ -25,7 +26,21 @@ async def _run(fd: int) -> int:
     start = await channel.receive()
     if not isinstance(start, Start):
         return 1
-    return await Executor(loads(start.job), start.rank, channel).run()
+    job = loads(start.job)
+    return await Executor(job, channel, _backend(job, start.rank, channel.send)).run()
+
+
+def _backend(job: JobConfig, rank: int, send: Callable[[Message], None]) -> Backend:
+    """What the job's devices are. Emulated ones need no torch, which takes seconds to load."""
+    if job.device.kind == "emulated":
+        from resihp.executor.emulation.backend import EmulatedBackend
+
+        settle_memory()
+        return EmulatedBackend(job, rank, send)
+    from resihp.executor.backend import TrainingBackend
+
+    settle_memory()
+    return TrainingBackend(job, rank, send)
 
 
 def main() -> int:
@@ -33,7 +48,6 @@ def main() -> int:
     # The supervisor decides about our end; a Ctrl-C in the terminal reaches it, not us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settle_memory()
     try:
         import uvloop
 

@@ -21,10 +21,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple, Protocol, cast
 
-import torch
+import numpy as np
 
 from resihp.errors import AuthError, FrameError, GenerationClosed, PeerLost
-from resihp.executor.flat import bytes_of
 from resihp.executor.stream import Event
 from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Challenge, Identity, Proof, ServerHandshake
@@ -104,6 +103,9 @@ class Incoming(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A stranger: it has a limited time to prove itself."""
         self._transport = cast("asyncio.Transport", transport)
+        if self._closed:  # before the loop had told us
+            self._transport.abort()
+            return
         self._timer = asyncio.get_running_loop().call_later(
             self._timeout_s, lambda: self._end(TimeoutError("no handshake in time"))
         )
@@ -188,7 +190,12 @@ class Incoming(asyncio.BufferedProtocol):
         if num_bytes == 0:
             whole(memoryview(b""))
         else:
-            self._expect(bytes_of(torch.empty(num_bytes, dtype=torch.uint8)), whole)
+            self._expect(_space(num_bytes), whole)
+
+
+def _space(num_bytes: int) -> memoryview:
+    """Memory that nobody has written to yet."""
+    return memoryview(cast("bytearray", np.empty(num_bytes, np.uint8)))
 
 
 class _Piece(NamedTuple):

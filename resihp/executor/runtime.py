@@ -1,4 +1,7 @@
-"""The executor of one rank: obeys its supervisor, owns the state, runs one session at a time."""
+"""The executor of one rank: obeys its supervisor and runs one session at a time.
+
+What it runs on, and with which state, is the backend's: training, or emulated devices.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,14 @@ import asyncio
 import contextlib
 import time
 import traceback
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed, ResihpError
-from resihp.executor.data import Dataset, load_dataset
-from resihp.executor.device.choose import device_of
-from resihp.executor.inject import Injector
 from resihp.executor.lateness import Lateness
-from resihp.executor.packing import Packing
 from resihp.executor.pause import current_pause
-from resihp.executor.sampler import GlobalBatches, Sampler
-from resihp.executor.session import Session, in_thread
-from resihp.executor.state import TrainState
-from resihp.executor.stream import Event
 from resihp.wire.channel import Channel
 from resihp.wire.messages import (
     AskWhere,
@@ -29,35 +24,105 @@ from resihp.wire.messages import (
     Beat,
     Close,
     Deploy,
-    Fault,
     Go,
     Message,
     Ready,
     Settled,
+    StepRecord,
     Stop,
     StoreAt,
     Trouble,
 )
 from resihp.wire.timing import Timing
 
-__all__ = ["Executor"]
+__all__ = ["Backend", "Executor", "Session", "State"]
+
+
+class State(Protocol):
+    """What a rank holds between iterations, as far as the coordinator asks."""
+
+    @property
+    def version(self) -> int:
+        """Completed steps."""
+        ...
+
+    @property
+    def voted(self) -> int:
+        """Steps whose vote this rank saw complete."""
+        ...
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates applied."""
+        ...
+
+    @property
+    def record(self) -> StepRecord | None:
+        """Of the newest vote."""
+        ...
+
+    @property
+    def layouts(self) -> tuple[int, ...]:
+        """Generations whose layout this rank can continue from."""
+        ...
+
+
+class Session(Protocol):
+    """One generation on this rank."""
+
+    store_port: asyncio.Future[int]
+    go: asyncio.Future[None]
+
+    @property
+    def generation(self) -> int:
+        """Its number."""
+        ...
+
+    def at(self) -> At:
+        """Where it is; how long it has been there is for the caller to say."""
+        ...
+
+    async def run(self) -> None:
+        """Join the generation and run it to the end of the job."""
+        ...
+
+    async def leave(self) -> None:
+        """Stop everything of this generation; returns when the streams are idle."""
+        ...
+
+
+class Backend(Protocol):
+    """What an executor runs on, for the life of its process."""
+
+    @property
+    def state(self) -> State:
+        """The state over all generations."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Instruction that runs now; -1: idle."""
+        ...
+
+    async def open(self) -> Ready:
+        """Get ready; what the coordinator is told of it."""
+        ...
+
+    def session(self, deploy: Deploy) -> Session:
+        """A session for a generation; the one before has been left."""
+        ...
 
 
 class Executor:
     """`run` serves until the job stops and returns the exit code of this process."""
 
-    def __init__(self, job: JobConfig, rank: int, channel: Channel) -> None:
-        self._job = job
-        self._rank = rank
+    def __init__(self, job: JobConfig, channel: Channel, backend: Backend) -> None:
         self._channel = channel
+        self._backend = backend
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
-        self._state = TrainState(job)
-        self._device = device_of(job, rank, timeout_s=self._timing.handshake_s)
-        self._injector = Injector(job.inject, rank, self._announce)
-        self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
         self._task: asyncio.Task[None] | None = None
-        self._failure: asyncio.Future[int] = self._loop.create_future()
+        self._failure: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._generation = 0
         self._last_at: At | None = None
         self._at_since_s = 0.0
@@ -65,16 +130,7 @@ class Executor:
 
     async def run(self) -> int:
         """Get ready, then do what the coordinator says."""
-        port = await self._device.open()
-        self._batches, dataset = await in_thread(self._load_data)
-        self._send(
-            Ready(
-                port=port,
-                dataset_digest=dataset.digest,
-                num_samples=self._batches.num_samples,
-                num_skipped_files=dataset.num_skipped,
-            )
-        )
+        self._send(await self._backend.open())
         obeying = asyncio.create_task(self._obey())
         beating = asyncio.create_task(self._beat())
         await asyncio.wait([obeying, self._failure], return_when=asyncio.FIRST_COMPLETED)
@@ -83,14 +139,6 @@ class Executor:
             obeying.cancel()
             return self._failure.result()
         return obeying.result()
-
-    def _load_data(self) -> tuple[GlobalBatches, Dataset]:
-        job = self._job
-        dataset = load_dataset(job.data.source)
-        packing = Packing(dataset, job.batch.tokens, job.job.seed)
-        sampler = Sampler(packing.num_windows, job.job.seed)
-        batches = GlobalBatches(packing, sampler, job.parallel.dp, job.batch.microbatches)
-        return batches, dataset
 
     def _send(self, message: Message) -> None:
         self._channel.send(message)
@@ -126,16 +174,7 @@ class Executor:
 
     def _open(self, deploy: Deploy) -> None:
         self._generation = deploy.generation
-        self._session = Session(
-            self._job,
-            self._rank,
-            deploy,
-            state=self._state,
-            device=self._device,
-            batches=self._batches,
-            injector=self._injector,
-            send=self._send,
-        )
+        self._session = self._backend.session(deploy)
         self._task = asyncio.create_task(self._run_session(self._session))
 
     async def _run_session(self, session: Session) -> None:
@@ -162,7 +201,7 @@ class Executor:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._session = self._task = None
-        state = self._state
+        state = self._backend.state
         self._send(
             Settled(
                 generation=generation,
@@ -195,26 +234,12 @@ class Executor:
             due_s = time.monotonic() + self._timing.beat_s
             await asyncio.sleep(self._timing.beat_s)
             self._where()
-            instruction = self._position
+            backend = self._backend
+            instruction = backend.position
             if instruction >= 0:
                 self._lateness.add(time.monotonic() - due_s)
-            self._send(
-                Beat(step=self._state.version, instruction=instruction, pause=current_pause())
-            )
-
-    @property
-    def _position(self) -> int:
-        """Instruction that computes or else communicates now; -1: none."""
-        compute, comm = self._device.compute.position, self._device.comm.position
-        return compute if compute >= 0 else comm
-
-    def _announce(self, kind: str, step: int, index: int, sent: Event) -> None:
-        def send() -> None:
-            at_s = time.monotonic()
-            self._send(Fault(kind=kind, step=step, instruction=index, at_s=at_s))
-            sent.set()
-
-        self._loop.call_soon_threadsafe(send)
+            version = backend.state.version
+            self._send(Beat(step=version, instruction=instruction, pause=current_pause()))
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

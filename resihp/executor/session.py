@@ -22,6 +22,7 @@ from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
 from resihp.executor.interpreter.run import Interpreter
+from resihp.executor.iterations import iterate
 from resihp.executor.local_world import check_program
 from resihp.executor.memberships import memberships
 from resihp.executor.models import build_model
@@ -38,11 +39,8 @@ from resihp.ir.runnable import check_runnable
 from resihp.wire.messages import (
     At,
     Deploy,
-    Finished,
     Joined,
     Message,
-    Observed,
-    StepDone,
     StoreOpened,
 )
 from resihp.wire.timing import Timing
@@ -137,7 +135,13 @@ class Session:
         state.go()
         self._injector.num_instrs = len(program.instrs)
         self._interpreter = self._make_interpreter(plan, holding, groups)
-        await self._iterate(self._interpreter)
+        await iterate(
+            self._interpreter,
+            state,
+            num_steps=self._job.job.steps,
+            generation=self.generation,
+            send=self._send,
+        )
 
     async def _stand_by(self, plan: Plan) -> None:
         """Without a place in the plan: give away what others need, then wait."""
@@ -155,21 +159,6 @@ class Session:
     def _log(self, line: str) -> None:
         """Into this rank's log file."""
         print(f"generation {self.generation}: {line}", flush=True)
-
-    async def _iterate(self, interpreter: Interpreter) -> None:
-        while self._state.version < self._job.job.steps:
-            record = await interpreter.run(self._state.version)
-            self._send(StepDone(generation=self.generation, record=record))
-            seen = interpreter.observation
-            self._send(
-                Observed(
-                    generation=self.generation,
-                    step=seen.step,
-                    starts_ns=seen.starts_ns.tobytes(),
-                    ends_ns=seen.ends_ns.tobytes(),
-                )
-            )
-        self._send(Finished(generation=self.generation))
 
     # --- joining
 

@@ -19,7 +19,14 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
-from resihp.errors import AuthError, CommError, GenerationClosed, PeerLost, WireError
+from resihp.errors import (
+    AuthError,
+    CommError,
+    FrameError,
+    GenerationClosed,
+    PeerLost,
+    WireError,
+)
 from resihp.executor.device.interface import Tag
 from resihp.executor.flat import bytes_of
 from resihp.executor.link import FRAME, Incoming, Outgoing, listen_locally, open_link
@@ -198,7 +205,8 @@ class Transport:
                 async with asyncio.timeout(self._timeout_s):
                     await self._connect_once(peer, ports)
                 return
-            except AuthError as error:
+            except (AuthError, FrameError, ConnectionResetError, BrokenPipeError) as error:
+                # Turned away, or dropped by a peer that began the generation at this moment.
                 if time.monotonic() > deadline_s:
                     raise _not_accepted(peer, generation) from error
                 await asyncio.sleep(RETRY_S)

@@ -21,6 +21,7 @@ class _Metric(msgspec.Struct, frozen=True):
     loss: float | None
     """None where it was not finite."""
     generation: int
+    emulated: bool = False
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -80,6 +81,9 @@ def compare(run: Path, reference: Path) -> Comparison:
         )
     if not metrics:
         raise UserError(f"{run} has no finished step")
+    for path, rows in ((run, metrics), (reference, others)):
+        if any(row.emulated for row in rows):
+            raise UserError(f"{path} was emulated: nothing was computed, so there are no losses")
     differences = [
         _difference(mine.loss, other.loss) for mine, other in zip(metrics, others, strict=True)
     ]

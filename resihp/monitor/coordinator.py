@@ -446,6 +446,7 @@ class Coordinator:
             peers={rank: self._ready[rank].port for rank in sorted(self._alive)},
             key=derive_key(self._secret, f"generation {self.generation}"),
             store_rank=min(plan.plan.active_ranks),
+            emulated=plan.emulated,
         )
         active = set(plan.plan.active_ranks)
         sizes: dict[int, int] = {}

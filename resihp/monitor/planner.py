@@ -7,14 +7,15 @@ from collections.abc import Iterable
 import msgspec
 
 from resihp.compiler.adaptation import Situation, adapt
-from resihp.compiler.cluster import CLUSTERS, Cluster, Health
+from resihp.compiler.cluster import CLUSTERS, Cluster, Health, find_cluster
 from resihp.compiler.costs import CostModel
 from resihp.compiler.facts import facts_of
+from resihp.compiler.lane_times import lane_seconds
 from resihp.compiler.layout import initial_plan
 from resihp.compiler.models import Model
 from resihp.compiler.pricing import Pricing
 from resihp.config import JobConfig
-from resihp.errors import PlanRejected
+from resihp.errors import ConfigError, PlanRejected
 from resihp.ir.diagnostics import Severity
 from resihp.ir.model import Plan
 from resihp.ir.parser import parse
@@ -23,6 +24,7 @@ from resihp.ir.runnable import check_runnable
 from resihp.ir.verify import verify
 from resihp.monitor.given_plan import given_plan
 from resihp.wire.backend import EXECUTOR_TRANSPORT
+from resihp.wire.messages import Emulation
 
 __all__ = ["Planner", "VerifiedPlan"]
 
@@ -37,6 +39,8 @@ class VerifiedPlan(msgspec.Struct, frozen=True):
     plan: Plan
     decision: dict[str, object] | None = None
     """Why it is this one: what was considered, with predicted times. None for the first plan."""
+    emulated: Emulation | None = None
+    """How long everything takes, where the devices are emulated."""
 
 
 class Planner:
@@ -61,7 +65,8 @@ class Planner:
         """
         job = self._job
         if job.parallel.plan is not None:
-            return self._verified(given_plan(job, job.parallel.plan), previous=None)
+            given = self._verified(given_plan(job, job.parallel.plan), previous=None)
+            return self._timed(given, self._pricing(Health()))
         plan = initial_plan(
             self._shape,
             job.parallel.mesh(),
@@ -74,19 +79,34 @@ class Planner:
             pricing=self._pricing(Health()),
         )
         check_runnable(plan)
-        return self._verified(plan, previous=None)
+        return self._timed(self._verified(plan, previous=None), self._pricing(Health()))
 
     def after_loss(self, previous: VerifiedPlan, lost: Iterable[int], step: int) -> VerifiedPlan:
         """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can."""
         pricing = self._pricing(Health(lost=frozenset(lost)))
         decision = adapt(Situation(previous.plan, pricing, resume_step=step), budget=_BUDGET)
         verified = self._verified(decision.plan, previous=previous.plan)
+        verified = self._timed(verified, pricing, decision.moved_s, decision.moved_bytes)
         record = decision.record()
         del record["text"]  # the plan is stored on its own
         return msgspec.structs.replace(verified, decision=record)
 
     def _pricing(self, health: Health) -> Pricing:
         return Pricing(self._shape, self._costs, self._cluster, health)
+
+    def _timed(
+        self, plan: VerifiedPlan, pricing: Pricing, move_s: float = 0.0, moved_bytes: int = 0
+    ) -> VerifiedPlan:
+        """With its times, where the devices are emulated."""
+        if self._job.device.kind != "emulated":
+            return plan
+        seconds = lane_seconds(plan.plan, pricing)
+        emulated = Emulation(
+            seconds={str(name): tuple(each) for name, each in seconds.items()},
+            move_s=move_s,
+            moved_bytes=moved_bytes,
+        )
+        return msgspec.structs.replace(plan, emulated=emulated)
 
     def _verified(self, plan: Plan, previous: Plan | None) -> VerifiedPlan:
         text = print_plan(plan)
@@ -104,12 +124,21 @@ class Planner:
 
 
 def _cluster_of(job: JobConfig) -> Cluster:
-    """This machine as one node of equal workers.
+    """The cluster that is emulated; else this machine as one node of equal workers.
 
     Plans are compared by ratios of times, and those follow from the model, not from how fast the
     machine is.
     """
-    box, world = CLUSTERS["cpu-box"], job.parallel.world
+    world = job.parallel.world
+    if job.device.cluster is not None:
+        cluster = find_cluster(job.device.cluster)
+        if cluster.num_devices < world:
+            raise ConfigError(
+                f'device.cluster = "{job.device.cluster}": it has {cluster.num_devices} devices '
+                f"and the job needs {world}"
+            )
+        return cluster
+    box = CLUSTERS["cpu-box"]
     return msgspec.structs.replace(
         box, cluster=msgspec.structs.replace(box.cluster, gpus_per_node=world)
     )

@@ -11,7 +11,7 @@ from resihp.monitor.planner import Planner
 
 __all__ = ["check_job"]
 
-_KINDS = ("cpu", "cuda")
+_KINDS = ("cpu", "cuda", "emulated")
 """Kinds of devices that the executor opens."""
 
 

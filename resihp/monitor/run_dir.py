@@ -27,7 +27,8 @@ class RunDir:
     def create(cls, job: JobConfig) -> RunDir:
         """A new directory under `job.runs_dir`, named by job, time and a random part."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        run_id = f"{job.job.name}-{stamp}-{secrets.token_hex(2)}"
+        emulated = "emulated-" if job.device.kind == "emulated" else ""
+        run_id = f"{emulated}{job.job.name}-{stamp}-{secrets.token_hex(2)}"
         path = Path(job.job.runs_dir).absolute() / run_id
         try:
             for folder in (path, path / "plans", path / "logs", path / "traces"):
@@ -73,8 +74,9 @@ class RunDir:
             "metrics",
             {
                 "step": record.step,
-                "loss": record.loss,
-                "grad_norm": record.grad_norm,
+                **({"emulated": True} if record.emulated else {}),
+                "loss": None if record.emulated else record.loss,
+                "grad_norm": None if record.emulated else record.grad_norm,
                 "learning_rate": record.learning_rate,
                 "skipped": record.skipped,
                 "tokens_per_s": record.num_tokens / record.duration_s,

@@ -14,6 +14,11 @@ __all__ = ["step_line", "summary"]
 def step_line(record: StepRecord, generation: int) -> str:
     """One committed iteration, for the console."""
     tokens_per_s = record.num_tokens / record.duration_s
+    if record.emulated:
+        return (
+            f"step {record.step:4d}  emulated, nothing computed  "
+            f"{tokens_per_s:7,.0f} tok/s  {1000 * record.duration_s:6.0f} ms  gen {generation}"
+        )
     note = "  skipped: gradients not finite" if record.skipped else ""
     return (
         f"step {record.step:4d}  loss {record.loss:7.4f}  grad {record.grad_norm:7.3f}  "
@@ -37,6 +42,10 @@ def _incident_line(incident: Incident) -> str:
     )
 
 
+def _final(record: StepRecord) -> str:
+    return "all emulated" if record.emulated else f"final loss {record.loss:.4f}"
+
+
 def summary(
     records: Sequence[StepRecord],
     incidents: Sequence[Incident],
@@ -47,7 +56,7 @@ def summary(
     """What happened, from the committed iterations and the incidents."""
     num_lost = sum(len(incident.ranks) for incident in incidents)
     survived = sum(len(incident.ranks) for incident in incidents if incident.resumed_s is not None)
-    final = f"final loss {records[-1].loss:.4f}" if records else "no step finished"
+    final = _final(records[-1]) if records else "no step finished"
     num_skipped = sum(record.skipped for record in records)
     skipped = f" ({num_skipped} skipped: gradients not finite)" if num_skipped else ""
     lines = [

@@ -22,6 +22,7 @@ __all__ = [
     "Close",
     "Commit",
     "Deploy",
+    "Emulation",
     "ExecutorExited",
     "ExecutorStarted",
     "Fault",
@@ -71,6 +72,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[int, ...]
     """Sample ids in global micro-batch order, as the ranks that computed the loss read them."""
     duration_s: float
+    emulated: bool = False
+    """Nothing was computed: there is no loss, and the time is a planned one."""
 
 
 # --- supervisor -> coordinator
@@ -266,6 +269,17 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     record: StepRecord | None
 
 
+class Emulation(msgspec.Struct, frozen=True, kw_only=True):
+    """How long everything takes on emulated devices."""
+
+    seconds: dict[str, tuple[float, ...]]
+    """Of every instruction of each group's stream, by the group's name."""
+    move_s: float
+    """Until the state that a plan moves is where it belongs."""
+    moved_bytes: int
+    """Of all ranks."""
+
+
 class Deploy(_Message, frozen=True, kw_only=True):
     """A verified plan and how to get there from the layout of generation `base`."""
 
@@ -281,6 +295,8 @@ class Deploy(_Message, frozen=True, kw_only=True):
     store_rank: int
     program: bytes = b""
     """What this rank runs, as `resihp.ir.program_bytes` has it; empty: it stands by."""
+    emulated: Emulation | None = None
+    """None on real devices."""
 
     def __repr__(self) -> str:
         return masked_repr(self, "key")

@@ -14,7 +14,7 @@ import uvloop
 from resihp.errors import GenerationClosed
 from resihp.executor.emulation.alarm import LoopAlarm, TimerfdAlarm
 from resihp.executor.emulation.clock import FORGIVEN_NS, Clock
-from resihp.executor.emulation.stream import EmulatedStream, Meeting
+from resihp.executor.emulation.stream import EmulatedStream, LocalMeeting
 from resihp.executor.emulation.virtual import run_virtually
 from resihp.executor.interpreter.observe import Observation
 from resihp.executor.stream import Event
@@ -136,8 +136,8 @@ def test_an_item_starts_after_the_one_before_and_what_it_waits_for():
 def test_a_meeting_begins_with_its_last_member_and_ends_for_all_at_once():
     async def main() -> None:
         clock = Clock()
-        streams = [EmulatedStream(clock) for _ in range(3)]
-        meeting = Meeting(clock, range(3))
+        streams = [EmulatedStream(clock, rank) for rank in range(3)]
+        meeting = LocalMeeting(clock, range(3))
         begin, events = clock.host_ns(), list[Event]()
         for number, stream in enumerate(streams):
             stream.submit(lambda stream=stream, number=number: stream.take(10 * number))
@@ -176,7 +176,7 @@ def test_cancel_ends_what_waits_and_what_others_are_missing_for():
         clock = Clock()
         waiting, alone, running = (EmulatedStream(clock) for _ in range(3))
         never = waiting.submit(lambda: None, waits=[Event()])
-        meeting = alone.submit(lambda: alone.meet(Meeting(clock, (0, 1)), 5))
+        meeting = alone.submit(lambda: alone.meet(LocalMeeting(clock, (0, 1)), 5))
         chunk = running.submit(lambda: running.take(5) or "done")
         for stream in (waiting, alone, running):
             stream.cancel()

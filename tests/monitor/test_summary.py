@@ -86,3 +86,12 @@ def test_an_incident_as_an_event_has_its_derived_times():
     assert round(row["recovery_ms"], 6) == 400  # type: ignore[call-overload]
     assert row["ranks"] == [5]
     assert incident(hit_s=None, resumed_s=None).row()["detection_ms"] is None
+
+
+def test_an_emulated_run_says_so_and_has_no_loss():
+    """Nothing was computed, so there is no number that could be taken for one of a real run."""
+    emulated = msgspec.structs.replace(RECORD, loss=0.0, grad_norm=0.0, emulated=True)
+    assert step_line(emulated, 2) == (
+        "step   12  emulated, nothing computed    8,192 tok/s     250 ms  gen 2"
+    )
+    assert "1 steps, all emulated" in summary([emulated], [], 1, Path("r"), "finished")

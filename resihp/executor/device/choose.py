@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resihp.errors import ConfigError
 from resihp.executor.device.cpu import CpuDevice
 from resihp.executor.device.cuda import CudaDevice
 
@@ -18,7 +17,7 @@ __all__ = ["device_of"]
 def device_of(job: JobConfig, rank: int, *, timeout_s: float) -> Device:
     """What `[device] kind` says, for `rank`; all ranks are of this host.
 
-    ConfigError where this host has no such device.
+    ConfigError where this host has no such device. Emulated ones have no tensors, so none is made.
     """
     match job.device.kind:
         case "cpu":
@@ -27,4 +26,4 @@ def device_of(job: JobConfig, rank: int, *, timeout_s: float) -> Device:
             num_ranks = job.parallel.world
             return CudaDevice(job.job.name, rank, timeout_s=timeout_s, num_local_ranks=num_ranks)
         case "emulated":
-            raise ConfigError('[device] kind = "emulated" does not train: use `resihp emulate`')
+            raise AssertionError("emulated devices have a backend of their own")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resihp.errors import GenerationClosed
 from resihp.executor.emulation.clock import Clock
@@ -18,44 +18,50 @@ from resihp.executor.stream import Event
 if TYPE_CHECKING:
     from resihp.executor.interpreter.observe import Observation
 
-__all__ = ["EmulatedStream", "Meeting"]
+__all__ = ["EmulatedStream", "LocalMeeting", "Meeting"]
 
 
-class Meeting:
+class Meeting(Protocol):
     """A rendezvous: it begins when the last of its members has come and ends for all at once.
 
     It lasts as long as the member says that needs most.
     """
 
-    __slots__ = ("_clock", "_ends", "_lasts_ns", "_start_ns", "come_ranks", "ranks")
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The members."""
+        ...
+
+    @property
+    def missing(self) -> set[int]:
+        """Members that have not come, as far as it is known here."""
+        ...
+
+    def come(self, rank: int, start_ns: int, lasts_ns: int) -> Event:
+        """Member `rank` is here, which is of this process; what happens when the meeting ends."""
+        ...
+
+
+class LocalMeeting:
+    """A `Meeting` whose members are all in this process."""
 
     def __init__(self, clock: Clock, ranks: Sequence[int]) -> None:
         self.ranks = ranks
-        """The members."""
-        self.come_ranks: set[int] = set()
+        self.missing = set(ranks)
         self._clock = clock
         self._start_ns = 0
         self._lasts_ns = 0
-        self._ends: list[Callable[[int], None]] = []
+        self._ended = Event()
 
-    @property
-    def num_missing(self) -> int:
-        """How many members have not come."""
-        return len(self.ranks) - len(self._ends)
-
-    def come(self, rank: int, start_ns: int, lasts_ns: int, end: Callable[[int], None]) -> None:
-        """Member `rank` is here; `end` is called with the time at which the meeting ends."""
-        self.come_ranks.add(rank)
-        assert self.num_missing, f"a meeting of {self.ranks} has one member more"
-        self._ends.append(end)
+    def come(self, rank: int, start_ns: int, lasts_ns: int) -> Event:
+        """See `Meeting`."""
+        self.missing.remove(rank)
         self._start_ns = max(self._start_ns, start_ns)
         self._lasts_ns = max(self._lasts_ns, lasts_ns)
-        if not self.num_missing:
-            self._clock.at(self._start_ns + self._lasts_ns, self._over)
-
-    def _over(self, time_ns: int) -> None:
-        for end in self._ends:
-            end(time_ns)
+        if not self.missing:
+            end_ns = self._start_ns + self._lasts_ns
+            self._clock.at(end_ns, lambda time_ns: self._ended.set(at_ns=time_ns))
+        return self._ended
 
 
 class _Item(NamedTuple):
@@ -149,7 +155,7 @@ class EmulatedStream:
             self._broken = error or GenerationClosed("the generation is over")
         dropped, self._queue = self._queue, deque()
         self._rest()
-        if self._running is not None and self.meeting is not None and self.meeting.num_missing:
+        if self._running is not None and self.meeting is not None and self.meeting.missing:
             dropped.append(self._running)
             self._running = self.meeting = None
         for item in dropped:
@@ -224,10 +230,18 @@ class EmulatedStream:
             if self._running is item:
                 self._end(item, time_ns)
 
+        def ended(meeting: Event) -> None:
+            if meeting.error is None:
+                end(meeting.at_ns)
+            elif self._running is item:
+                self._running = self.meeting = None
+                self._rest()
+                self._fail(item, meeting.error)
+
         if self.meeting is None:
             self._clock.at(start_ns + self._lasts_ns, end)
         else:
-            self.meeting.come(self._rank, start_ns, self._lasts_ns, end)
+            self.meeting.come(self._rank, start_ns, self._lasts_ns).when_done(ended)
 
     def _end(self, item: _Item, time_ns: int) -> None:
         result, self._result = self._result, None

@@ -57,7 +57,7 @@ def waits_of(rank: EmulatedRank) -> Iterator[Wait]:
 
 def _missing_members(stream: EmulatedStream) -> tuple[int, ...]:
     meeting = stream.meeting
-    return () if meeting is None else tuple(sorted(set(meeting.ranks) - meeting.come_ranks))
+    return () if meeting is None else tuple(sorted(meeting.missing))
 
 
 def circle_of(waits: Sequence[Wait]) -> list[Wait]:

@@ -7,9 +7,11 @@ it needs says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from resihp.errors import CommError
+from resihp.executor.device.interface import Tag
+from resihp.executor.emulation.clock import Clock
 from resihp.executor.emulation.stream import EmulatedStream, Meeting
 from resihp.executor.emulation.times import RankTimes
 from resihp.executor.work import Key
@@ -17,10 +19,22 @@ from resihp.ir.model import Op
 from resihp.ir.program import Program, TensorType
 from resihp.wire.messages import StepRecord
 
-__all__ = ["EmulatedTensor", "EmulatedWork", "Meetings"]
+__all__ = ["EmulatedTensor", "EmulatedWork", "Ledger", "Meetings"]
 
-Meetings = Callable[[object, Sequence[int]], Meeting]
-"""The rendezvous of a name and its ranks, the same for all of them."""
+Meetings = Callable[[Tag, Sequence[int]], Meeting]
+"""The rendezvous of some ranks under a tag (of an operation), the same for all of them."""
+
+
+class Ledger(Protocol):
+    """What keeps count of steps."""
+
+    def vote_complete(self, record: StepRecord) -> None:
+        """All members have come to the vote."""
+        ...
+
+    def apply(self) -> None:
+        """The voted step is complete here."""
+        ...
 
 
 class EmulatedTensor(NamedTuple):
@@ -47,42 +61,50 @@ class EmulatedWork:
         program: Program,
         times: RankTimes,
         *,
+        clock: Clock,
         compute: EmulatedStream,
         comm: EmulatedStream,
         meetings: Meetings,
         group: Sequence[int],
         holders: Mapping[int, Sequence[int]],
         ranks: Sequence[int],
+        ledger: Ledger | None = None,
     ) -> None:
         """`group` are the ranks of the TP group, `holders` those of each stage, `ranks` all."""
         self._program = program
         self._times = times
+        self._clock = clock
         self._compute = compute
         self._comm = comm
         self._meetings = meetings
         self._group = group
         self._holders = holders
         self._ranks = ranks
+        self._ledger = ledger
         self._last_stage = program.num_stages - 1
         self._step = 0
+        self._begin_ns = 0
+        self._record: StepRecord | None = None
 
     def begin(self, step: int) -> None:
         """See `Work`."""
         self._step = step
+        self._begin_ns = self._clock.now_ns()
+        self._record = None
 
     # --- compute
 
     def forward(self, stage: int, key: Key, x: Any) -> EmulatedTensor | None:
         """See `Work`. Members of a TP group sum activations, so they end together."""
         _expect(Op.F, stage, key, x, None if stage == 0 else EmulatedTensor(False, stage - 1, key))
-        self._together(self._compute, (Op.F, stage, key), self._times.of(Op.F, stage, key))
+        self._together(self._compute, Op.F, stage, key, self._times.of(Op.F, stage, key))
         return None if stage == self._last_stage else EmulatedTensor(False, stage, key)
 
     def backward_input(self, stage: int, key: Key, dy: Any) -> EmulatedTensor | None:
         """See `Work`."""
         last = stage == self._last_stage
         _expect(Op.B, stage, key, dy, None if last else EmulatedTensor(True, stage + 1, key))
-        self._together(self._compute, (Op.B, stage, key), self._times.of(Op.B, stage, key))
+        self._together(self._compute, Op.B, stage, key, self._times.of(Op.B, stage, key))
         return None if stage == 0 else EmulatedTensor(True, stage, key)
 
     def backward_weight(self, stage: int, key: Key) -> None:
@@ -90,7 +112,21 @@ class EmulatedWork:
         self._compute.take(self._times.of(Op.W, stage, key))
 
     def apply(self) -> None:
-        """See `Work`."""
+        """See `Work`. The vote is over now."""
+        num_tokens = self._program.batch.tokens * self._program.batch.microbatches
+        self._record = StepRecord(
+            step=self._step,
+            loss=0.0,
+            grad_norm=0.0,
+            learning_rate=0.0,
+            skipped=False,
+            num_tokens=num_tokens * self._program.mesh.dp,
+            samples=(),
+            duration_s=(self._clock.now_ns() - self._begin_ns) * 1e-9,
+            emulated=True,
+        )
+        if self._ledger is not None:
+            self._ledger.vote_complete(self._record)
         self._compute.take(self._times.of(Op.STEP))
 
     # --- transfers
@@ -118,43 +154,41 @@ class EmulatedWork:
         if list(chunks) != expected:
             found = "; ".join(map(str, chunks))
             raise CommError(f"member {self._program.tp_index} of {degree} gathers {found}")
-        self._together(self._comm, ("gather", whole), 0)
+        op = Op.GATHER_GRAD if whole.is_gradient else Op.GATHER_ACT
+        self._together(self._comm, op, stage, whole.key, 0)
         return whole
 
     # --- the end of the iteration
 
     def reduce(self, stage: int) -> None:
         """See `Work`."""
-        name = ("reduce", stage, self._step)
-        meeting = self._meetings(name, self._holders[stage])
+        meeting = self._meetings(self._tag(Op.REDUCE_GRADS, stage, (0, 0)), self._holders[stage])
         self._comm.meet(meeting, self._times.of(Op.REDUCE_GRADS, stage))
 
     def vote(self) -> None:
         """See `Work`."""
-        self._comm.meet(self._meetings(("vote", self._step), self._ranks), 0)
+        self._comm.meet(self._meetings(self._tag(Op.STEP, 0, (0, 0)), self._ranks), 0)
 
     def record(self) -> StepRecord:
         """See `Work`. Nothing was computed, so there is no loss."""
-        return StepRecord(
-            step=self._step,
-            loss=0.0,
-            grad_norm=0.0,
-            learning_rate=0.0,
-            skipped=False,
-            num_tokens=0,
-            samples=(),
-            duration_s=0.0,
-        )
+        assert self._record is not None
+        if self._ledger is not None:
+            self._ledger.apply()
+        return self._record
 
     def discard(self) -> None:
         """See `Work`. Nothing is kept."""
 
-    def _together(self, stream: EmulatedStream, what: object, lasts_ns: int) -> None:
+    def _together(
+        self, stream: EmulatedStream, op: Op, stage: int, key: Key, lasts_ns: int
+    ) -> None:
         if self._program.tp == 1:
             stream.take(lasts_ns)
-            return
-        name = (self._program.group, what, self._step)
-        stream.meet(self._meetings(name, self._group), lasts_ns)
+        else:
+            stream.meet(self._meetings(self._tag(op, stage, key), self._group), lasts_ns)
+
+    def _tag(self, op: Op, stage: int, key: Key) -> Tag:
+        return Tag(int(op), self._step, stage, *key, 0)
 
 
 def _expect(op: Op, stage: int, key: Key, found: Any, needed: EmulatedTensor | None) -> None:

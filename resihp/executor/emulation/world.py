@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from resihp.executor.device.interface import Tag
 from resihp.executor.emulation.clock import Clock
-from resihp.executor.emulation.stream import EmulatedStream, Meeting
+from resihp.executor.emulation.stream import EmulatedStream, LocalMeeting, Meeting
 from resihp.executor.emulation.times import RankTimes
 from resihp.executor.emulation.wire import EmulatedWire, Post
 from resihp.executor.emulation.work import EmulatedWork
@@ -77,6 +77,7 @@ class World:
         work = EmulatedWork(
             program,
             times,
+            clock=self.clock,
             compute=compute,
             comm=comm,
             meetings=self._meeting,
@@ -92,10 +93,11 @@ class World:
         interpreter = Interpreter(program, work, compute=compute, comm=comm, wire=wire)
         return EmulatedRank(program, compute, comm, interpreter)
 
-    def _meeting(self, name: object, ranks: Sequence[int]) -> Meeting:
+    def _meeting(self, tag: Tag, ranks: Sequence[int]) -> Meeting:
+        name = tag, tuple(ranks)
         meeting = self._meetings.get(name)
         if meeting is None:
-            meeting = self._meetings[name] = Meeting(self.clock, ranks)
+            meeting = self._meetings[name] = LocalMeeting(self.clock, ranks)
         return meeting
 
     async def iterate(self, step: int) -> Iteration:

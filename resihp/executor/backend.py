@@ -1,0 +1,69 @@
+"""The training backend of an executor: its device, state and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from resihp.config import JobConfig
+from resihp.executor.data import Dataset, load_dataset
+from resihp.executor.device.choose import device_of
+from resihp.executor.inject import Injector, announcer
+from resihp.executor.packing import Packing
+from resihp.executor.sampler import GlobalBatches, Sampler
+from resihp.executor.session import Session, in_thread
+from resihp.executor.state import TrainState
+from resihp.wire.messages import Deploy, Message, Ready
+from resihp.wire.timing import Timing
+
+__all__ = ["TrainingBackend"]
+
+
+class TrainingBackend:
+    """See `resihp.executor.runtime.Backend`."""
+
+    def __init__(self, job: JobConfig, rank: int, send: Callable[[Message], None]) -> None:
+        self._job = job
+        self._rank = rank
+        self._send = send
+        timing = Timing.from_detect_within(job.job.detect_within_s)
+        self.state = TrainState(job)
+        self._device = device_of(job, rank, timeout_s=timing.handshake_s)
+        self._injector = Injector(job.inject, rank, announcer(send))
+
+    @property
+    def position(self) -> int:
+        """See `Backend`."""
+        compute, comm = self._device.compute.position, self._device.comm.position
+        return compute if compute >= 0 else comm
+
+    async def open(self) -> Ready:
+        """See `Backend`. Reads the data."""
+        port = await self._device.open()
+        self._batches, dataset = await in_thread(self._load_data)
+        return Ready(
+            port=port,
+            dataset_digest=dataset.digest,
+            num_samples=self._batches.num_samples,
+            num_skipped_files=dataset.num_skipped,
+        )
+
+    def _load_data(self) -> tuple[GlobalBatches, Dataset]:
+        job = self._job
+        dataset = load_dataset(job.data.source)
+        packing = Packing(dataset, job.batch.tokens, job.job.seed)
+        sampler = Sampler(packing.num_windows, job.job.seed)
+        batches = GlobalBatches(packing, sampler, job.parallel.dp, job.batch.microbatches)
+        return batches, dataset
+
+    def session(self, deploy: Deploy) -> Session:
+        """See `Backend`."""
+        return Session(
+            self._job,
+            self._rank,
+            deploy,
+            state=self.state,
+            device=self._device,
+            batches=self._batches,
+            injector=self._injector,
+            send=self._send,
+        )
