@@ -16,6 +16,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from resihp.executor.decoder import Decoder
+from resihp.executor.function import backward_on_this_thread
 from resihp.executor.model import DEFAULT_OPTIONS, StageOptions
 from resihp.executor.weight_grads import WeightGradStore
 
@@ -142,7 +143,8 @@ class DecoderStage:
         graph = self._recorded(read)[1] if self.options.recompute else self._graphs.pop(key)
         doutput = graph.dlosses_T if dy_TD is None else dy_TD
         assert doutput is not None
-        (dx_TD,) = torch.autograd.grad((graph.output,), (graph.input_TD,), (doutput,))
+        with backward_on_this_thread():
+            (dx_TD,) = torch.autograd.grad((graph.output,), (graph.input_TD,), (doutput,))
         self._awaiting_weights[key] = graph.store
         if not self.has_embedding:
             return dx_TD.contiguous()

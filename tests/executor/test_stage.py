@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import permutations
 
 import pytest
@@ -26,6 +27,8 @@ from reference import loss_and_grads
 
 from resihp.executor.layouts import local_shard
 from resihp.executor.llama import FINAL_NORM
+from resihp.executor.model import StageOptions
+from resihp.executor.tp import SingleMember
 
 PARTITIONS = [WHOLE, [(0, 1), (2, 3)], [(0, 0), (1, 1), (2, 2), (3, 3)], [(0, 2), (3, 3)]]
 
@@ -104,6 +107,35 @@ def test_replicated_gradients_have_the_same_bits_on_all_members(batches):
     )
     assert FINAL_NORM in first
     assert_same_bits(first, second)
+
+
+class Watched(SingleMember):
+    """A group of two, alone, that looks where it is called."""
+
+    degree = 2
+
+    def __init__(self) -> None:
+        self.in_backward: list[tuple[int, bool]] = []
+
+    def all_reduce_(self, tensor: torch.Tensor) -> None:
+        is_free = torch._C._is_multithreading_enabled()
+        self.in_backward.append((threading.get_ident(), is_free))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_collectives_of_a_backward_run_on_the_thread_that_called_it(batches, recompute):
+    """A thread of autograd's own serves all ranks of a process: one that blocks it blocks all."""
+    group = Watched()
+    last = TINY.num_hidden_layers - 1
+    parameters = parameters_of(0, last, group.degree, 0)
+    options = StageOptions(recompute=recompute)
+    stages = [TINY_MODEL.stage(0, last, group, parameters, options)]
+    forward(stages, (0, 0), batches[0])
+    group.in_backward.clear()
+    backward_input(stages, (0, 0))
+    assert (threading.get_ident(), False) in group.in_backward
+    assert {thread for thread, _ in group.in_backward} == {threading.get_ident()}
+    assert torch._C._is_multithreading_enabled(), "as it was, for whoever else calls autograd"
 
 
 def test_the_loss_counts_targets_only(batches):

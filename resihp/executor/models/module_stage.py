@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from resihp.errors import ConfigError
 from resihp.executor.deferred import CurrentStore, defer_weight_gradients
+from resihp.executor.function import backward_on_this_thread
 from resihp.executor.keyed_random import keyed_seed
 from resihp.executor.model import Key
 from resihp.executor.packing import IGNORED_TARGET, MicroBatch
@@ -205,7 +206,8 @@ class ModuleStage:
                 output = self._output(span, done.batch, input_TD)
         doutput = torch.full_like(output, done.loss_scale) if dy_TD is None else dy_TD
         # Not `grad`: a reentrant checkpoint inside allows only `backward`.
-        torch.autograd.backward((output,), (doutput,))
+        with backward_on_this_thread():
+            torch.autograd.backward((output,), (doutput,))
         if input_TD is None:
             return None
         dx_TD, input_TD.grad = input_TD.grad, None
