@@ -35,6 +35,11 @@ def plan_of(case: Case, order: Mapping[int, Sequence[Any]] | None) -> Plan:
         rows = [[f"{w.stage}{letters[w.op]}{w.microbatch}" for w in row] for row in works]
     else:
         rows = [["" if cell is None else str(cell) for cell in order[r]] for r in sorted(order)]
+    return imported(case, rows)
+
+
+def imported(case: Case, rows: Sequence[Sequence[str]]) -> Plan:
+    """The plan of the cells of each rank, as torch writes them."""
     text = "\n".join(map(",".join, rows)) + "\n"
     schedule = read_torch_csv(
         text,
@@ -118,16 +123,7 @@ class GradientWork:
     def apply(self) -> None: ...
 
     def record(self) -> StepRecord:
-        return StepRecord(
-            step=self._step,
-            loss=0.0,
-            grad_norm=0.0,
-            learning_rate=0.0,
-            skipped=False,
-            num_tokens=0,
-            samples=(),
-            duration_s=0.0,
-        )
+        return StepRecord.empty(self._step)
 
     def discard(self) -> None:
         for stage, tree in self._trees.items():
@@ -144,12 +140,7 @@ class Ours:
         program = expand(plan_of(case, order), rank)
         self.work = GradientWork(case, rank, numerics)
         self.program = program
-        self.peers = {
-            transfer.peer
-            for instr in program.instrs
-            if instr.op in (Op.SEND_ACT, Op.SEND_GRAD)
-            for transfer in instr.transfers
-        }
+        self.peers = program.send_targets
 
     def interpreter(self, device: Device) -> Interpreter:
         """On the streams and the wire of `device`, which is connected to `peers`."""

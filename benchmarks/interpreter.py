@@ -28,16 +28,7 @@ from resihp.ir.program import Program, TensorType
 from resihp.wire.messages import StepRecord
 
 SHAPE = ModelShape(name="any", layers=32, hidden=64, heads=4, kv_heads=4, ffn=96, vocab=512)
-RECORD = StepRecord(
-    step=0,
-    loss=0.0,
-    grad_norm=0.0,
-    learning_rate=0.0,
-    skipped=False,
-    num_tokens=0,
-    samples=(),
-    duration_s=0.0,
-)
+RECORD = StepRecord.empty(0)
 GOAL_US = 5.0
 
 

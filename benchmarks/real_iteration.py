@@ -23,13 +23,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from executor_cases import MODEL, NUM_MICROBATCHES, SCHEDULES, Case
-from executor_ours import GradientWork
+from executor_cases import NUM_MICROBATCHES, SCHEDULES, Case
+from executor_ours import GradientWork, imported
 from result_file import Row, print_table
 
 from resihp.compiler.cluster import Health
 from resihp.compiler.defaults import pricing_of_plan
-from resihp.compiler.lower import lower
 from resihp.compiler.schedules import schedule_order
 from resihp.compiler.simulate import Simulator
 from resihp.compiler.simulate.times import Floats, Prices, play
@@ -37,7 +36,6 @@ from resihp.executor.fleet import Fleet, Site, generation
 from resihp.executor.interpreter.run import Interpreter
 from resihp.ir.expand import expand
 from resihp.ir.model import Op, Plan
-from resihp.ir.torch_csv import read_torch_csv
 
 RANKS = 2
 """One for each core of the machine that the figures of the docs are from."""
@@ -68,9 +66,7 @@ async def observe(site: Site) -> list[Iteration]:
     found: list[Iteration] = []
     async with generation(site) as groups:
         world = groups.build("world", site.plan.active_ranks)
-        await site.device.connect(
-            {transfer.peer for instr in program.instrs for transfer in instr.transfers}
-        )
+        await site.device.connect(program.send_targets)
         device = site.device
         interpreter = Interpreter(
             program, work, compute=device.compute, comm=device.comm, wire=device.wire
@@ -90,15 +86,7 @@ def order_of(case: Case) -> Plan:
     letters = {Op.F: "F", Op.B: "I", Op.W: "W", Op.BW: "B"}
     works = schedule_order(ORDERS[case.schedule_name], case.num_ranks, NUM_MICROBATCHES)
     rows = [[f"{w.stage}{letters[w.op]}{w.microbatch}" for w in row] for row in works]
-    text = "\n".join(map(",".join, rows)) + "\n"
-    schedule = read_torch_csv(
-        text,
-        kind="compute",
-        num_microbatches=NUM_MICROBATCHES,
-        model=MODEL.shape("benchmark"),
-        tokens=case.num_tokens,
-    )
-    return lower(schedule.plan)
+    return imported(case, rows)
 
 
 class Played:

@@ -178,14 +178,17 @@ class Model(Protocol):
         parameters: Mapping[str, Tensor],
         options: StageOptions = DEFAULT_OPTIONS,
     ) -> Stage:
-        """Layers `first .. last` on one member; `parameters` are those of `check_parameters`."""
+        """The stage of layers `first .. last` on member `tp.index`, whose shards `parameters` are.
+
+        It computes where they lie. `check_parameters` looks whether they are all there.
+        """
         ...
 
 
 def check_parameters(
     model: Model, first: int, last: int, tp: TensorParallel, parameters: Mapping[str, Tensor]
 ) -> None:
-    """Assert that `parameters` are exactly member `tp.index`'s shards of the layers."""
+    """Assert that `parameters` are what `Model.stage` asks for: all of them, of their shapes."""
     names = model.tensors(first, last)
     assert set(names) == set(parameters), "parameters are not those of the layers"
     for name in names:

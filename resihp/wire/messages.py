@@ -75,6 +75,20 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     emulated: bool = False
     """Nothing was computed: there is no loss, and the time is a planned one."""
 
+    @classmethod
+    def empty(cls, step: int) -> StepRecord:
+        """Of an iteration that nobody trained in: it says nothing but its step."""
+        return cls(
+            step=step,
+            loss=0.0,
+            grad_norm=0.0,
+            learning_rate=0.0,
+            skipped=False,
+            num_tokens=0,
+            samples=(),
+            duration_s=0.0,
+        )
+
 
 # --- supervisor -> coordinator
 

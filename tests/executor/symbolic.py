@@ -114,24 +114,10 @@ class SymbolicWork:
 
     def record(self) -> StepRecord:
         assert self.ends[-1] == "apply"
-        return record_of(self.step)
+        return StepRecord.empty(self.step)
 
     def discard(self) -> None:
         self.num_discards += 1
-
-
-def record_of(step: int) -> StepRecord:
-    """A record that says nothing but its step."""
-    return StepRecord(
-        step=step,
-        loss=0.0,
-        grad_norm=0.0,
-        learning_rate=0.0,
-        skipped=False,
-        num_tokens=0,
-        samples=(),
-        duration_s=0.0,
-    )
 
 
 def weights_of(program: Program, stage: int) -> set[Key]:

@@ -138,16 +138,7 @@ class ToyWork:
         self.at_step = dict(self.reduced)
 
     def record(self) -> StepRecord:
-        return StepRecord(
-            step=0,
-            loss=0.0,
-            grad_norm=0.0,
-            learning_rate=0.0,
-            skipped=False,
-            num_tokens=0,
-            samples=(),
-            duration_s=0.0,
-        )
+        return StepRecord.empty(0)
 
     def discard(self) -> None:
         for held in (self.kept, self.losses, self.weight_work, self.reduced):

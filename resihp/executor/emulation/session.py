@@ -174,12 +174,6 @@ def _holders(plan: Plan, stage: int) -> list[int]:
 
 def _peers(plan: Plan, program: Program) -> set[int]:
     """Whom this rank sends to: its neighbours, and the first member of each of its meetings."""
-    neighbours = {
-        transfer.peer
-        for instr in program.instrs
-        if instr.op in (Op.SEND_ACT, Op.SEND_GRAD)
-        for transfer in instr.transfers
-    }
     group = plan.group_of(program.rank)
     assert group is not None
     meetings = [list(group.ranks), list(plan.active_ranks)]
@@ -187,4 +181,4 @@ def _peers(plan: Plan, program: Program) -> set[int]:
     members = {
         peer for ranks in meetings for peer in (ranks if ranks[0] == program.rank else ranks[:1])
     }
-    return (neighbours | members) - {program.rank}
+    return (members | program.send_targets) - {program.rank}

@@ -83,7 +83,7 @@ class Llama:
         parameters: Mapping[str, Tensor],
         options: StageOptions = DEFAULT_OPTIONS,
     ) -> DecoderStage:
-        """Layers `first .. last` on one member."""
+        """See `Model`."""
         check_parameters(self, first, last, tp, parameters)
         in_order = {name: parameters[name] for name in self.tensors(first, last)}
         return DecoderStage(self.config, first, last, tp, in_order, options)

@@ -101,7 +101,7 @@ class ModuleModel:
         parameters: Mapping[str, Tensor],
         options: StageOptions = DEFAULT_OPTIONS,
     ) -> Stage:
-        """The pieces of layers `first .. last`, on the device and with the bits of `parameters`."""
+        """See `Model`."""
         names = self.tensors(first, last)
         check_parameters(self, first, last, tp, parameters)
         pieces = {name: self._pieces[name] for name in self._run(first, last)}
