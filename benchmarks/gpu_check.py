@@ -43,6 +43,7 @@ from own_layers import PlainStack
 from resihp.compiler import initial_plan
 from resihp.config import JobConfig, ModelConfig, loads
 from resihp.executor.data import load_dataset
+from resihp.executor.device.cuda import give_streams_connections
 from resihp.executor.device.interface import Communicator
 from resihp.executor.device.local import LocalRun, run_local
 from resihp.executor.init import initial_parameters
@@ -474,6 +475,7 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="check this script on the CPU")
     parser.add_argument("--trace", type=Path, default=Path("gpu-check-trace.json"))
     arguments = parser.parse_args()
+    give_streams_connections()
     if not arguments.cpu and not torch.cuda.is_available():
         print("gpu-check: no CUDA device here, so nothing was checked (--cpu tries the script)")
         return 0

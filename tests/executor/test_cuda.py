@@ -13,10 +13,11 @@ from resihp.compiler import initial_plan
 from resihp.config import Numerics, loads
 from resihp.errors import CommError, ConfigError
 from resihp.executor.data import load_dataset
-from resihp.executor.device.cuda import CudaDevice, CudaQueue
+from resihp.executor.device.cuda import CudaDevice, CudaQueue, give_streams_connections
+from resihp.executor.device.edges import MAX_EDGES
 from resihp.executor.device.issuing import IssuingStream
 from resihp.executor.device.local import run_local
-from resihp.executor.device.nccl import NcclCommunicator, new_unique_id
+from resihp.executor.device.nccl import NcclCommunicator, abort_all, new_unique_id
 from resihp.executor.interpreter.observe import Observation
 from resihp.executor.models import build_model
 from resihp.executor.packing import Packing
@@ -26,6 +27,7 @@ from resihp.executor.training import TrainingWork
 
 GPU = torch.device("cuda", 0)
 NUM_STEPS = 3
+give_streams_connections()
 JOB = """
 [job]
 steps = 100
@@ -101,6 +103,46 @@ def test_without_a_gpu_a_cuda_job_is_refused():
         pytest.skip("there is a GPU")
     with pytest.raises(ConfigError, match="no CUDA device"):
         CudaDevice("job", 0, timeout_s=1.0, num_local_ranks=1)
+
+
+def test_all_communicators_refuse_before_one_is_aborted():
+    """What an abort leaves as garbage must not be reduced, nor voted on, by those still alive."""
+    done: list[str] = []
+
+    class Ends:
+        def refuse(self) -> None:
+            done.append("refuse")
+
+        def abort(self) -> None:
+            done.append("abort")
+
+    for thread in abort_all([Ends() for _ in range(5)]):
+        thread.join()
+    assert done == ["refuse"] * 5 + ["abort"] * 5
+
+
+@pytest.mark.gpu
+def test_streams_of_all_pairs_run_apart():
+    """A pair that waits for a message holds up no other, nor compute: no two share a connection."""
+    gate_queue = CudaQueue(GPU)
+    queues = [CudaQueue(GPU), *(CudaQueue(GPU, is_urgent=True) for _ in range(MAX_EDGES + 1))]
+    assert len({queue.stream.cuda_stream for queue in queues}) == len(queues)
+    numbers = torch.zeros(1, device=GPU)
+    torch.cuda.synchronize(GPU)
+    for waiting in queues:
+        with gate_queue.active():
+            torch.cuda._sleep(200_000_000)
+        gate = gate_queue.record()
+        waiting.wait(gate)
+        with waiting.active():
+            numbers.add_(1.0)
+        others = [queue for queue in queues if queue is not waiting]
+        for queue in others:
+            with queue.active():
+                numbers.add_(1.0)
+            queue.record().synchronize()
+        assert not gate.query(), "somebody waited for the gate"
+        gate.synchronize()
 
 
 @pytest.mark.gpu

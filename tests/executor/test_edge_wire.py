@@ -12,9 +12,9 @@ from plan_generator import generate
 from slow_device import SlowLink, SlowPair, SlowQueue, launch
 
 from resihp.compiler import initial_plan
-from resihp.errors import GenerationClosed, PeerLost
-from resihp.executor.device.edge_wire import EdgeWire
-from resihp.executor.device.edges import Edge, edges_of, plan_edges
+from resihp.errors import ConfigError, GenerationClosed, PeerLost
+from resihp.executor.device.edge_wire import EdgeWire, KeptQueues
+from resihp.executor.device.edges import MAX_EDGES, Edge, check_edges, edges_of, plan_edges
 from resihp.executor.device.interface import Tag
 from resihp.executor.device.issuing import IssuingStream
 from resihp.ir.expand import expand
@@ -122,6 +122,17 @@ def test_after_the_end_nothing_is_posted(wires):
         wire.receive(0, tag(0), 1).wait()
 
 
+def test_every_generation_has_the_same_queues():
+    """A device has few; one more or less pair makes or leaves one, the others stay."""
+    queues = KeptQueues(SlowQueue)
+    first = queues.first(3)
+    assert len(set(first)) == 3
+    assert queues.first(2) == first[:2]
+    more = queues.first(4)
+    assert more[:3] == first
+    assert len(set(more)) == 4
+
+
 # --- which links there are, and the order in which they are made
 
 SHAPE = ModelShape(name="tiny", layers=8, hidden=64, heads=8, kv_heads=8, ffn=64, vocab=272)
@@ -172,3 +183,11 @@ def test_links_are_made_in_the_order_of_their_first_use():
     edges = plan_edges(plan_of(1, 4, "1f1b"))
     forward = [edge for edge in edges if edge.source < edge.target]
     assert forward == [Edge(a, b) for a, b in pairwise(range(4))]
+
+
+def test_a_rank_with_more_pairs_than_streams_is_refused():
+    """By every rank, also by those with few: the others must not wait for them."""
+    star = [Edge(0, peer) for peer in range(1, MAX_EDGES + 1)]
+    check_edges(star)
+    with pytest.raises(ConfigError, match=f"rank 0 .* {MAX_EDGES + 1} directed pairs"):
+        check_edges([*star, Edge(1, 0)])

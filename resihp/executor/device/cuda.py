@@ -14,7 +14,7 @@ memory, the CPU's wire and gloo (`staged`): to check the control plane on one GP
 
 from __future__ import annotations
 
-import threading
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,11 +27,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from resihp.errors import CommError, ConfigError, GenerationClosed
-from resihp.executor.device.edge_wire import EdgeWire
-from resihp.executor.device.edges import Edge, edges_of
+from resihp.executor.device.edge_wire import EdgeWire, KeptQueues
+from resihp.executor.device.edges import MAX_CONNECTIONS, Edge, check_edges, plan_edges
 from resihp.executor.device.interface import STATE, Tag
 from resihp.executor.device.issuing import IssuingStream, Mark
-from resihp.executor.device.nccl import NcclCommunicator, new_unique_id
+from resihp.executor.device.nccl import NcclCommunicator, abort_all, new_unique_id
 from resihp.executor.device.staged import StagedGroups, StagedWire
 from resihp.executor.stream import Event
 from resihp.executor.transport import Transport
@@ -42,7 +42,19 @@ if TYPE_CHECKING:
     from resihp.executor.device.interface import Communicator, Groups, Wire
     from resihp.ir.model import Plan
 
-__all__ = ["CudaDevice", "CudaQueue", "NcclGroups"]
+__all__ = ["CudaDevice", "CudaQueue", "NcclGroups", "give_streams_connections"]
+
+EDGE_CTAS = 4
+"""Multiprocessors that a message may take, also while it waits: there are many pairs on a rank."""
+
+
+def give_streams_connections() -> None:
+    """Let streams run apart from each other; before CUDA starts in this process.
+
+    By default a device has 8 connections from the host, and an environment made for other programs
+    may say 1. Streams that share one are in one order: a message that is not here holds up compute.
+    """
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(MAX_CONNECTIONS)
 
 
 class CudaQueue:
@@ -171,15 +183,17 @@ class NcclGroups:
             return _Alone(ranks)
         return self._nccl(name, ranks)
 
-    def link(self, edge: Edge) -> _NcclLink:
+    def link(self, edge: Edge, queue: CudaQueue) -> _NcclLink:
         """This rank's end of a pair, connected. Blocks until the other rank comes to it."""
-        communicator = self._nccl(edge.name, edge)
+        communicator = self._nccl(edge.name, edge, max_ctas=EDGE_CTAS)
         with torch.cuda.device(self._device):
-            link = _NcclLink(CudaQueue(self._device, is_urgent=True), communicator)
+            link = _NcclLink(queue, communicator)
             link.greet()
         return link
 
-    def _nccl(self, name: str, ranks: Sequence[int]) -> NcclCommunicator:
+    def _nccl(
+        self, name: str, ranks: Sequence[int], *, max_ctas: int | None = None
+    ) -> NcclCommunicator:
         if self._is_over:
             raise GenerationClosed("the generation is over")
         index = list(ranks).index(self._rank)
@@ -190,7 +204,9 @@ class NcclGroups:
         except RuntimeError as error:
             raise CommError(f"group {name} over ranks {list(ranks)} failed: {error}") from error
         with torch.cuda.device(self._device):
-            made = NcclCommunicator(unique_id, ranks, index, timeout_s=self._connect_s)
+            made = NcclCommunicator(
+                unique_id, ranks, index, timeout_s=self._connect_s, max_ctas=max_ctas
+            )
             self._built.append(made)
             if self._is_over:  # `abort` may have missed it
                 made.abort()
@@ -198,16 +214,15 @@ class NcclGroups:
         return made
 
     def abort(self) -> None:
-        """See `Groups`. On threads of their own: NCCL waits for its kernels to end."""
+        """See `Groups`."""
         self._is_over = True
-        for communicator in list(self._built):
-            threading.Thread(target=communicator.abort, daemon=True).start()
+        abort_all(list(self._built))
 
     def release(self) -> None:
         """See `Groups`. What is not complete is aborted: a generation ends with its iterations."""
         self._is_over = True
-        for communicator in self._built:
-            communicator.abort()
+        for thread in abort_all(self._built):
+            thread.join()
         self._built.clear()
         self._store = None
 
@@ -245,6 +260,7 @@ class CudaDevice:
 
         ConfigError where there is no GPU.
         """
+        give_streams_connections()
         if not torch.cuda.is_available():
             raise ConfigError('[device] kind = "cuda": torch sees no CUDA device on this host')
         num_gpus = torch.cuda.device_count()
@@ -261,6 +277,7 @@ class CudaDevice:
         )
         self._rank = rank
         self._edges: EdgeWire | None = None
+        self._edge_queues = KeptQueues(lambda: CudaQueue(self.torch_device, is_urgent=True))
 
     async def open(self) -> int:
         """See `Device`."""
@@ -304,7 +321,11 @@ class CudaDevice:
         """See `Device`."""
         if not isinstance(groups, NcclGroups):
             return
-        links = {edge: groups.link(edge) for edge in edges_of(plan, self._rank)}
+        edges = plan_edges(plan)
+        check_edges(edges)
+        mine = [edge for edge in edges if self._rank in edge]
+        queues = self._edge_queues.first(len(mine))
+        links = {edge: groups.link(edge, queue) for edge, queue in zip(mine, queues, strict=True)}
         self._edges = EdgeWire(
             self.compute,
             {edge.target: link for edge, link in links.items() if edge.source == self._rank},

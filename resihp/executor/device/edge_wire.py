@@ -9,7 +9,7 @@ pair; compute does not wait for them, nor does the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from resihp.errors import GenerationClosed, PeerLost
 from resihp.executor.device.interface import Tag
@@ -18,7 +18,9 @@ from resihp.executor.stream import Event, Stream
 if TYPE_CHECKING:
     from resihp.executor.device.issuing import DeviceQueue
 
-__all__ = ["EdgeWire", "Link"]
+__all__ = ["EdgeWire", "KeptQueues", "Link"]
+
+_Queue = TypeVar("_Queue", bound="DeviceQueue")
 
 
 class Link(Protocol):
@@ -36,6 +38,25 @@ class Link(Protocol):
     def receive(self, num_bytes: int) -> Any:
         """Queue the next message into a new buffer of `queue`'s pool; `queue` is active."""
         ...
+
+
+class KeptQueues(Generic[_Queue]):
+    """Queues for the pairs of every generation, each made once.
+
+    A device has few, and hands out the first again after the last: then a pair and `comm` would
+    share one, and each could wait for what is behind it. What a generation leaves in a queue ends
+    with its links, before what the next one queues there.
+    """
+
+    def __init__(self, make: Callable[[], _Queue]) -> None:
+        self._make = make
+        self._made: list[_Queue] = []
+
+    def first(self, number: int) -> list[_Queue]:
+        """As many different queues, the same ones in every generation."""
+        while len(self._made) < number:
+            self._made.append(self._make())
+        return self._made[:number]
 
 
 class EdgeWire:

@@ -11,15 +11,29 @@ pairs that are not made yet the first is the next of both its ranks: nobody wait
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from resihp.errors import ConfigError
 from resihp.ir.expand import expand
 from resihp.ir.model import Op
 
 if TYPE_CHECKING:
     from resihp.ir.model import Plan
 
-__all__ = ["Edge", "edges_of", "plan_edges"]
+__all__ = ["MAX_CONNECTIONS", "MAX_EDGES", "Edge", "check_edges", "edges_of", "plan_edges"]
+
+MAX_CONNECTIONS = 32
+"""Queues from the host to one device: the most that CUDA_DEVICE_MAX_CONNECTIONS gives.
+
+Streams that share one wait for each other, which a plan is not proved under. Torch's pool has as
+many streams of each priority, and then gives the first ones again.
+"""
+_OTHER_STREAMS = 5
+"""Compute, comm, to host, from host, and the default one."""
+MAX_EDGES = MAX_CONNECTIONS - _OTHER_STREAMS
+"""Directed pairs that one rank can be in."""
 
 
 class Edge(NamedTuple):
@@ -48,3 +62,15 @@ def plan_edges(plan: Plan) -> list[Edge]:
 def edges_of(plan: Plan, rank: int) -> list[Edge]:
     """Those that `rank` is in, in the order in which it makes them."""
     return [edge for edge in plan_edges(plan) if rank in edge]
+
+
+def check_edges(edges: Sequence[Edge], most: int = MAX_EDGES) -> None:
+    """ConfigError, the same on every rank, where one is in more pairs than it has streams for."""
+    num_of = Counter(rank for edge in edges for rank in edge)
+    for rank, num in sorted(num_of.items()):
+        if num > most:
+            raise ConfigError(
+                f"rank {rank} exchanges tensors with others over {num} directed pairs, and a "
+                f"CUDA device has streams for {most}: a smaller TP degree or fewer replicas that "
+                f"share work need fewer"
+            )

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from resihp.errors import CommError
 from resihp.executor.flat import split_flat
 
-__all__ = ["NcclCommunicator", "load_nccl", "new_unique_id"]
+__all__ = ["Abortable", "NcclCommunicator", "abort_all", "load_nccl", "new_unique_id"]
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 _UNIQUE_ID_BYTES = 128
@@ -150,6 +150,32 @@ def _check(code: int, what: str) -> None:
         raise CommError(f"{what}: {reason}")
 
 
+class Abortable(Protocol):
+    """What of a communicator ends it. Thread-safe."""
+
+    def refuse(self) -> None:
+        """Queue nothing from now on; what is pending runs on."""
+        ...
+
+    def abort(self) -> None:
+        """End what is pending, which may take long."""
+        ...
+
+
+def abort_all(communicators: Sequence[Abortable]) -> list[threading.Thread]:
+    """Abort on threads of their own, which are returned: NCCL waits for its kernels to end.
+
+    First all refuse more: what an abort breaks off leaves garbage behind, and no other communicator
+    may carry that to its members, least of all the vote's.
+    """
+    for communicator in communicators:
+        communicator.refuse()
+    threads = [threading.Thread(target=each.abort, daemon=True) for each in communicators]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
 class NcclCommunicator:
     """A group on NCCL (see `interface.Communicator`): every method queues on the current stream.
 
@@ -159,11 +185,19 @@ class NcclCommunicator:
     """
 
     def __init__(
-        self, unique_id: bytes, ranks: Sequence[int], index: int, *, timeout_s: float
+        self,
+        unique_id: bytes,
+        ranks: Sequence[int],
+        index: int,
+        *,
+        timeout_s: float,
+        max_ctas: int | None = None,
     ) -> None:
+        """`max_ctas` bounds the multiprocessors of one operation; None: as many as NCCL likes."""
         self.ranks = tuple(ranks)
         self.index = index
-        self._aborted = threading.Event()
+        self._refuses = threading.Event()
+        self._aborted = False
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._nccl = load_nccl()
@@ -175,7 +209,7 @@ class NcclCommunicator:
             blocking=0,
             cga_cluster_size=_UNDEFINED,
             min_ctas=_UNDEFINED,
-            max_ctas=_UNDEFINED,
+            max_ctas=_UNDEFINED if max_ctas is None else max_ctas,
             net_name=None,
             split_share=_UNDEFINED,
         )
@@ -271,7 +305,7 @@ class NcclCommunicator:
     def _queue(self, what: str, start: Callable[[int], int]) -> None:
         stream: int = torch.cuda.current_stream().cuda_stream
         with self._lock:
-            if self._aborted.is_set():
+            if self._refuses.is_set():
                 raise CommError(f"{what} over ranks {list(self.ranks)}: aborted")
             code = start(stream)
         self._settle(code, what)
@@ -283,7 +317,7 @@ class NcclCommunicator:
         while True:
             _check(code, where)
             with self._lock:
-                if self._aborted.is_set():
+                if self._refuses.is_set():
                     raise CommError(f"{where}: aborted")
                 state = ctypes.c_int(_SUCCESS)
                 _check(
@@ -298,11 +332,16 @@ class NcclCommunicator:
                 raise CommError(f"{where}: not complete within {self._timeout_s} s")
             time.sleep(_LOOK_S)
 
+    def refuse(self) -> None:
+        """See `Abortable`."""
+        self._refuses.set()
+
     def abort(self) -> None:
-        """End what is pending, on the device too, and let the communicator go. Thread-safe."""
+        """See `Abortable`. Of the device too; then the communicator is gone."""
+        self.refuse()
         with self._lock:
-            if self._aborted.is_set():
+            if self._aborted:
                 return
-            self._aborted.set()
+            self._aborted = True
             if self._comm:
                 self._nccl.ncclCommAbort(self._comm)
