@@ -25,6 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,7 +38,10 @@ from executor_peer import Peer
 from result_file import Row, print_table
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from resihp.executor.fleet import Fleet, Site, generation
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "fleet"))
+from fleet import Fleet
+from run_work import Site, generation
+
 from resihp.wire.address import LOOPBACK
 
 QUIET_CORES = 0.1

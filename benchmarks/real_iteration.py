@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,12 +29,15 @@ from executor_cases import NUM_MICROBATCHES, SCHEDULES, Case
 from executor_ours import GradientWork, imported
 from result_file import Row, print_table
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "fleet"))
+from fleet import Fleet
+from run_work import Site, generation
+
 from resihp.compiler.cluster import Health
 from resihp.compiler.defaults import pricing_of_plan
 from resihp.compiler.schedules import schedule_order
 from resihp.compiler.simulate import Simulator
 from resihp.compiler.simulate.times import Floats, Prices, play
-from resihp.executor.fleet import Fleet, Site, generation
 from resihp.executor.interpreter.run import Interpreter
 from resihp.ir.expand import expand
 from resihp.ir.model import Op, Plan

@@ -10,7 +10,7 @@ import torch
 
 HERE = Path(__file__).parent
 # The generator of random plans lies with the tests of the language.
-sys.path[:0] = [str(HERE), str(HERE.parent / "ir")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "ir"), str(HERE.parent / "fleet")]
 torch.set_num_threads(1)
 
 

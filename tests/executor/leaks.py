@@ -6,16 +6,19 @@ from itertools import cycle, islice
 from typing import NamedTuple
 
 import msgspec
+from fleet import Fleet
+from fleet_host import Resources
 from parity_bounds import job_of
 from parity_cases import UNTIED, by_hand
 from parity_crew import TrainTo, leave, train
 
 from resihp.compiler.reconfigure import reconfiguration
-from resihp.executor.fleet import Fleet, Resources
 from resihp.ir.model import Plan
 from resihp.wire.messages import Commit
 
 MODEL = msgspec.structs.replace(UNTIED, num_hidden_layers=4)
+RESIDENT_BYTES = 32 << 20
+"""Growth of a process that is the allocator's: freed blocks of plans that differ in size."""
 _PATIENCE = 300
 """How often a process is asked before what it holds counts as left behind."""
 
@@ -28,8 +31,9 @@ class Leaks(NamedTuple):
 
     @property
     def are_none(self) -> bool:
-        """Whether nothing is left that can be counted."""
-        return _counts(self.after) <= _counts(self.before)
+        """Whether nothing is left that can be counted, and memory has not grown."""
+        growth_bytes = self.after.resident_bytes - self.before.resident_bytes
+        return _is_within(self.after, self.before) and growth_bytes <= RESIDENT_BYTES
 
 
 def leaks(num_plans: int, num_iterations: int, num_warm: int) -> Leaks:
@@ -89,11 +93,21 @@ def _settled(fleet: Fleet, expected: Resources | None) -> Resources:
     for _ in range(_PATIENCE):
         (again,) = fleet.resources()
         is_still = _counts(again) == _counts(found)
-        if is_still and (expected is None or _counts(again) <= _counts(expected)):
+        if is_still and (expected is None or _is_within(again, expected)):
             break
         found = again
     return found
 
 
-def _counts(resources: Resources) -> tuple[int, int, int]:
-    return resources.num_tensors, resources.num_threads, resources.num_descriptors
+def _is_within(found: Resources, expected: Resources) -> bool:
+    """Whether every count is at most the expected one."""
+    return all(x <= y for x, y in zip(_counts(found), _counts(expected), strict=True))
+
+
+def _counts(resources: Resources) -> tuple[int, int, int, int]:
+    return (
+        resources.num_tensors,
+        resources.tensor_bytes,
+        resources.num_threads,
+        resources.num_descriptors,
+    )

@@ -37,10 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(cases: Sequence[object], num_processes: int) -> int:
+    from fleet import Fleet, FleetError, HangError
     from parity_cases import Case
     from parity_runs import Result, run_case
-
-    from resihp.executor.fleet import Fleet, FleetError, HangError
 
     begin_s = time.monotonic()
     done: list[tuple[Case, Result]] = []
@@ -101,5 +100,6 @@ def _line(name: str, result: object) -> str:
 if __name__ == "__main__":
     from pathlib import Path
 
-    sys.path[:0] = [str(Path(__file__).parent.parent / "ir")]
+    TESTS = Path(__file__).parent.parent
+    sys.path[:0] = [str(TESTS / "ir"), str(TESTS / "fleet")]
     sys.exit(main())

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 from numpy.typing import NDArray
 from parity_bounds import batches_of
+from run_work import Site
 
 from resihp.config import JobConfig
-from resihp.executor.fleet import Site
 from resihp.executor.inject import Injector
 from resihp.executor.session import Session
 from resihp.executor.state import TrainState

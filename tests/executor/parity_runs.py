@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 import torch
+from fleet import Fleet
 from parity_bounds import Bound, bound_of, distance, job_of, same_order
 from parity_cases import MODELS, NUM_STEPS, Case, Phase
 from parity_crew import Stand, TrainTo, leave, train
 from torch import Tensor
 
 from resihp.compiler import facts_of
-from resihp.executor.fleet import Fleet
 from resihp.executor.layouts import local_shard
 from resihp.executor.models import build_model
 from resihp.ir.model import Plan

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import pytest
+from fleet import Fleet
 from parity_cases import grid
 from parity_runs import run_case
-
-from resihp.executor.fleet import Fleet
 
 GRID = {case.name: case for case in grid()}
 SAMPLE = [

@@ -133,4 +133,7 @@ def _show(seed: int, *, executed: bool) -> int:
 
 
 if __name__ == "__main__":
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).parent.parent / "fleet"))
     sys.exit(main())

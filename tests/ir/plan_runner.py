@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from fleet import Fleet, FleetError, HangError
 from torch import Tensor
 from toy_model import reference_gradients, sizes_of, stacked
 from toy_work import toy_crew
 
-from resihp.executor.fleet import Fleet, FleetError, HangError
 from resihp.ir.model import Plan
 
 TOLERANCE = 1e-9

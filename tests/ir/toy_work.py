@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from run_work import Site, generation, run_work
 from torch import Tensor
 from toy_model import Kept, Layer, first_input, loss_gradient, sizes_of, stacked
 
 from resihp.errors import CommError
 from resihp.executor.device.interface import Groups, Tag, Wire
-from resihp.executor.fleet import Site, generation, run_work
 from resihp.executor.session import in_thread
 from resihp.executor.stream import Event
 from resihp.executor.work import Key

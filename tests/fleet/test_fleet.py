@@ -6,9 +6,10 @@ import os
 
 import pytest
 import torch
+from fleet import Fleet, FleetError
+from run_work import Site, generation
 
 from resihp.compiler import initial_plan
-from resihp.executor.fleet import Fleet, FleetError, Site, generation
 from resihp.ir.model import Batch, Mesh, ModelShape
 
 SHAPE = ModelShape(name="tiny", layers=2, hidden=8, heads=2, kv_heads=2, ffn=8, vocab=16)
