@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor gpu-check clean bench-heartbeats
+.PHONY: demo test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor bench-chunks gpu-check clean bench-heartbeats
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -98,6 +98,10 @@ bench-heartbeats: $(VENV)/.run
 # An iteration, ours against torch.distributed.pipelining, in pairs on an idle machine.
 bench-executor: $(VENV)/.run
 	$(BIN)/python benchmarks/executor_speed.py $(ARGS)
+
+# F, B and W of a stage, in CPU time beside plain autograd.
+bench-chunks: $(VENV)/.run
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chunks.py $(ARGS)
 
 # What one GPU can show, in less than eight minutes; says so where there is none. ARGS=--cpu tries it.
 gpu-check: $(VENV)/.dev

@@ -8,15 +8,16 @@ row-parallel ones replicated. A member has the key/value heads of its query head
 fewer of them than members, several members hold the same one.
 
 Shapes: T tokens of a micro-batch, D hidden size, V rows of a table, F feed-forward width and H
-query, K key/value heads on this member, E head width, e half of it.
+query, K key/value heads on this member, E head width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from resihp.executor.attention import document_attention
-from resihp.executor.layers import Bias, linear, rms_norm, rotate, swiglu
+from resihp.executor.blocks import FeedForward, Projections, feed_forward, project
+from resihp.executor.layers import Affine, Bias, Norm, linear, rms_norm
 from resihp.executor.layouts import shard_units
 from resihp.executor.llama import EMBEDDING, FINAL_NORM, HEAD, LlamaConfig, head_dim, layer_prefix
 from resihp.executor.packing import MicroBatch
@@ -35,6 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["Decoder"]
 
 
+class _Layer(NamedTuple):
+    """Weights of one layer, in the order in which they are used."""
+
+    projections: Projections
+    output: Affine
+    feed_forward: FeedForward
+
+
 class Decoder:
     """Layers `first .. last` on one member of a TP group; holds no state of a micro-batch."""
 
@@ -49,9 +58,9 @@ class Decoder:
     ) -> None:
         """`attention` is one of `attention.FORMS`."""
         self._config = config
-        self._layers = range(first, last + 1)
         self._tp = tp
         self._parameters = parameters
+        self._layers = [self._layer(layer) for layer in range(first, last + 1)]
         self._attention_form = attention
         device = next(iter(parameters.values())).device
         self._rope = rope_of(head_dim(config), config.rope_theta, config.rope_scaling).on(device)
@@ -68,11 +77,16 @@ class Decoder:
 
     def hidden(self, x_TD: Tensor, batch: MicroBatch, store: WeightGradStore) -> Tensor:
         """Output of the last of the layers, shape (T, D)."""
-        cos_T1e, sin_T1e = rope_table(batch.position_ids_T, self._rope)
+        rope = rope_table(batch.position_ids_T, self._rope)
         for layer in self._layers:
-            prefix = layer_prefix(layer)
-            x_TD = x_TD + self._attention(prefix, x_TD, batch, cos_T1e, sin_T1e, store)
-            x_TD = x_TD + self._feed_forward(prefix, x_TD, store)
+            q_THE, k_TKE, v_TKE = project(x_TD, rope, layer.projections, store, self._tp)
+            mixed_THE = document_attention(
+                q_THE, k_TKE, v_TKE, batch.cu_seqlens, self._attention_form
+            )
+            x_TD = linear(
+                mixed_THE.flatten(1), layer.output, store, row_parallel=self._tp, residual_TO=x_TD
+            )
+            x_TD = feed_forward(x_TD, layer.feed_forward, store, self._tp)
         return x_TD
 
     def token_losses(self, x_TD: Tensor, batch: MicroBatch, store: WeightGradStore) -> Tensor:
@@ -82,59 +96,35 @@ class Decoder:
 
     def logits(self, x_TD: Tensor, store: WeightGradStore) -> Tensor:
         """Logits of this member's rows of the head, shape (T, V), from the last layer's output."""
-        normed_TD = self._norm(FINAL_NORM, x_TD, store)
+        normed_TD = rms_norm(x_TD, self._norm(FINAL_NORM), store)
         normed_TD = enter_column_parallel(normed_TD, self._tp)
-        return linear(normed_TD, self._parameters[HEAD], HEAD, store)
+        return linear(normed_TD, Affine(HEAD, self._parameters[HEAD]), store)
 
-    def _norm(self, name: str, x_TD: Tensor, store: WeightGradStore) -> Tensor:
-        return rms_norm(x_TD, self._parameters[name], name, store, self._config.rms_norm_eps)
-
-    def _linear(self, module: str, x_TI: Tensor, store: WeightGradStore) -> Tensor:
-        weight, bias = self._weight_and_bias(module)
-        return linear(x_TI, weight, f"{module}.weight", store, bias=bias)
-
-    def _row_linear(self, module: str, x_TI: Tensor, store: WeightGradStore) -> Tensor:
-        weight, bias = self._weight_and_bias(module)
-        name = f"{module}.weight"
-        return linear(x_TI, weight, name, store, bias=bias, row_parallel=self._tp)
-
-    def _weight_and_bias(self, module: str) -> tuple[Tensor, Bias | None]:
-        bias = self._parameters.get(f"{module}.bias")
-        return (
-            self._parameters[f"{module}.weight"],
-            None if bias is None else Bias(f"{module}.bias", bias),
+    def _layer(self, layer: int) -> _Layer:
+        prefix = layer_prefix(layer)
+        return _Layer(
+            Projections(
+                self._norm(prefix + "input_layernorm.weight"),
+                self._affine(prefix + "self_attn.q_proj"),
+                self._affine(prefix + "self_attn.k_proj"),
+                self._affine(prefix + "self_attn.v_proj"),
+                head_dim(self._config),
+            ),
+            self._affine(prefix + "self_attn.o_proj"),
+            FeedForward(
+                self._norm(prefix + "post_attention_layernorm.weight"),
+                self._affine(prefix + "mlp.gate_proj"),
+                self._affine(prefix + "mlp.up_proj"),
+                self._affine(prefix + "mlp.down_proj"),
+            ),
         )
 
-    def _attention(
-        self,
-        prefix: str,
-        x_TD: Tensor,
-        batch: MicroBatch,
-        cos_T1e: Tensor,
-        sin_T1e: Tensor,
-        store: WeightGradStore,
-    ) -> Tensor:
-        width = head_dim(self._config)
-        normed_TD = self._norm(prefix + "input_layernorm.weight", x_TD, store)
-        normed_TD = enter_column_parallel(normed_TD, self._tp)
-        q_THE, k_TKE, v_TKE = (
-            self._linear(f"{prefix}self_attn.{part}_proj", normed_TD, store).view(
-                normed_TD.shape[0], -1, width
-            )
-            for part in "qkv"
-        )
-        mixed_THE = document_attention(
-            rotate(q_THE, cos_T1e, sin_T1e),
-            rotate(k_TKE, cos_T1e, sin_T1e),
-            v_TKE,
-            batch.cu_seqlens,
-            self._attention_form,
-        )
-        return self._row_linear(prefix + "self_attn.o_proj", mixed_THE.flatten(1), store)
+    def _norm(self, name: str) -> Norm:
+        return Norm(name, self._parameters[name], self._config.rms_norm_eps)
 
-    def _feed_forward(self, prefix: str, x_TD: Tensor, store: WeightGradStore) -> Tensor:
-        normed_TD = self._norm(prefix + "post_attention_layernorm.weight", x_TD, store)
-        normed_TD = enter_column_parallel(normed_TD, self._tp)
-        gate_TF = self._linear(prefix + "mlp.gate_proj", normed_TD, store)
-        up_TF = self._linear(prefix + "mlp.up_proj", normed_TD, store)
-        return self._row_linear(prefix + "mlp.down_proj", swiglu(gate_TF, up_TF), store)
+    def _affine(self, module: str) -> Affine:
+        weight, bias = f"{module}.weight", f"{module}.bias"
+        found = self._parameters.get(bias)
+        return Affine(
+            weight, self._parameters[weight], None if found is None else Bias(bias, found)
+        )

@@ -8,8 +8,10 @@ from reference import dense_attention
 from reference import rotate as plain_rotate
 
 from resihp.executor.attention import document_attention
-from resihp.executor.layers import Bias, linear, rms_norm, rotate, swiglu
+from resihp.executor.blocks import FeedForward, Projections, feed_forward, project
+from resihp.executor.layers import Affine, Bias, Norm, linear, rms_norm, rotated
 from resihp.executor.rope import rope_of, rope_table
+from resihp.executor.tp import SingleMember
 from resihp.executor.weight_grads import (
     BiasEntry,
     EmbeddingEntry,
@@ -35,10 +37,10 @@ def test_linear_gradients_are_numeric_ones():
     """dx from B, and dW from W, equal finite differences."""
     x_TI, w_OI = leaf(5, 3), leaf(4, 3)
     assert torch.autograd.gradcheck(
-        lambda x: linear(x, w_OI.detach(), "w", WeightGradStore()), (x_TI,)
+        lambda x: linear(x, Affine("w", w_OI.detach()), WeightGradStore()), (x_TI,)
     )
     store = WeightGradStore()
-    linear(x_TI, w_OI.detach(), "w", store).square().sum().backward()
+    linear(x_TI, Affine("w", w_OI.detach()), store).square().sum().backward()
     (expected,) = torch.autograd.grad((x_TI @ w_OI.t()).square().sum(), w_OI)
     torch.testing.assert_close(store.compute()["w"], expected)
 
@@ -46,12 +48,10 @@ def test_linear_gradients_are_numeric_ones():
 def test_bias_gradients_are_numeric_ones():
     """A linear with a bias: dx by finite differences, dW and db by autograd on the formula."""
     x_TI, w_OI, b_O = leaf(5, 3), leaf(4, 3), leaf(4)
-    bias = Bias("b", b_O.detach())
-    assert torch.autograd.gradcheck(
-        lambda x: linear(x, w_OI.detach(), "w", WeightGradStore(), bias=bias), (x_TI,)
-    )
+    layer = Affine("w", w_OI.detach(), Bias("b", b_O.detach()))
+    assert torch.autograd.gradcheck(lambda x: linear(x, layer, WeightGradStore()), (x_TI,))
     store = WeightGradStore()
-    linear(x_TI, w_OI.detach(), "w", store, bias=bias).square().sum().backward()
+    linear(x_TI, layer, store).square().sum().backward()
     expected = torch.autograd.grad((x_TI @ w_OI.t() + b_O).square().sum(), (w_OI, b_O))
     grads = store.compute()
     torch.testing.assert_close((grads["w"], grads["b"]), expected)
@@ -61,24 +61,48 @@ def test_rms_norm_gradients_are_numeric_ones():
     """dx by finite differences, dw by autograd on the formula."""
     x_TD, w_D = leaf(5, 6), leaf(6)
     assert torch.autograd.gradcheck(
-        lambda x: rms_norm(x, w_D.detach(), "w", WeightGradStore(), 1e-5), (x_TD,)
+        lambda x: rms_norm(x, Norm("w", w_D.detach(), 1e-5), WeightGradStore()), (x_TD,)
     )
     store = WeightGradStore()
-    rms_norm(x_TD, w_D.detach(), "w", store, 1e-5).pow(3).sum().backward()
+    rms_norm(x_TD, Norm("w", w_D.detach(), 1e-5), store).pow(3).sum().backward()
     plain_TD = x_TD * torch.rsqrt(x_TD.pow(2).mean(-1, keepdim=True) + 1e-5) * w_D
     (expected,) = torch.autograd.grad(plain_TD.pow(3).sum(), w_D)
     torch.testing.assert_close(store.compute()["w"], expected)
 
 
-def test_swiglu_gradients_are_numeric_ones():
-    """Both inputs, though silu is not kept."""
-    assert torch.autograd.gradcheck(swiglu, (leaf(4, 3), leaf(4, 3)))
+def affine_of(outputs: int, inputs: int) -> Affine:
+    w_OI, b_O = torch.randn(outputs, inputs).double(), torch.randn(outputs).double()
+    return Affine("w", w_OI, Bias("b", b_O))
 
 
-def test_rotation_gradients_are_numeric_ones():
-    """B turns the gradient back by the same angles."""
-    cos_T1e, sin_T1e = rope_table(torch.arange(5), rope_of(4, 100.0))
-    assert torch.autograd.gradcheck(lambda x: rotate(x, cos_T1e, sin_T1e), (leaf(5, 2, 4),))
+def norm_of(width: int) -> Norm:
+    return Norm("w", torch.randn(width).double(), 1e-5)
+
+
+def test_a_residual_gets_the_gradient_of_the_sum():
+    """Both inputs of a linear that ends a block."""
+    layer = affine_of(4, 3)
+    assert torch.autograd.gradcheck(
+        lambda x, residual: linear(x, layer, WeightGradStore(), residual_TO=residual),
+        (leaf(5, 3), leaf(5, 4)),
+    )
+
+
+def test_feed_forward_gradients_are_numeric_ones():
+    """Through down, both factors, the norm and the residual, though silu is not kept."""
+    layers = FeedForward(norm_of(4), affine_of(6, 4), affine_of(6, 4), affine_of(4, 6))
+    assert torch.autograd.gradcheck(
+        lambda x: feed_forward(x, layers, WeightGradStore(), SingleMember()), (leaf(5, 4),)
+    )
+
+
+def test_projection_gradients_are_numeric_ones():
+    """Of queries, keys and values together; B turns gradients back by the same angles."""
+    rope = rope_table(torch.arange(5), rope_of(4, 100.0))
+    layers = Projections(norm_of(6), affine_of(8, 6), affine_of(4, 6), affine_of(4, 6), 4)
+    assert torch.autograd.gradcheck(
+        lambda x: project(x, rope, layers, WeightGradStore(), SingleMember()), (leaf(5, 6),)
+    )
 
 
 def test_rotation_pairs_the_halves_of_a_head():
@@ -87,7 +111,7 @@ def test_rotation_pairs_the_halves_of_a_head():
     x_THE = torch.randn(5, 2, 8)
     rope = rope_of(8, 10000.0)
     cos_T1e, sin_T1e = rope_table(positions_T, rope)
-    assert torch.equal(rotate(x_THE, cos_T1e, sin_T1e), plain_rotate(x_THE, positions_T, rope))
+    assert torch.equal(rotated(x_THE, cos_T1e, sin_T1e), plain_rotate(x_THE, positions_T, rope))
 
 
 def test_scores_depend_on_relative_positions_only():
@@ -96,7 +120,7 @@ def test_scores_depend_on_relative_positions_only():
 
     def score(at_q: int, at_k: int) -> torch.Tensor:
         turned = [
-            rotate(x, *rope_table(torch.tensor([at]), rope_of(8, 10000.0)))
+            rotated(x, *rope_table(torch.tensor([at]), rope_of(8, 10000.0)))
             for x, at in ((q, at_q), (k, at_k))
         ]
         return (turned[0] * turned[1]).sum()
