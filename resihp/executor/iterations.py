@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from resihp.executor.interpreter.observe import Observation
 from resihp.executor.interpreter.run import Interpreter
 from resihp.wire.messages import Finished, Message, Observed, StepDone
 
@@ -25,16 +26,26 @@ async def iterate(
     send: Callable[[Message], None],
 ) -> None:
     """Run until `state` is at version `num_steps`. Raises as `Interpreter.run` does."""
+    told = -1
     while state.version < num_steps:
         record = await interpreter.run(state.version)
         send(StepDone(generation=generation, record=record))
-        seen = interpreter.observation
-        send(
-            Observed(
-                generation=generation,
-                step=seen.step,
-                starts_ns=seen.starts_ns.tobytes(),
-                ends_ns=seen.ends_ns.tobytes(),
-            )
-        )
+        told = _tell(interpreter.observation, told, generation, send)
+    await interpreter.settle()
+    _tell(interpreter.observation, told, generation, send)
     send(Finished(generation=generation))
+
+
+def _tell(seen: Observation, told: int, generation: int, send: Callable[[Message], None]) -> int:
+    """Send the times of an iteration, unless they are of step `told`; the step told last."""
+    if seen.step == told:
+        return told
+    send(
+        Observed(
+            generation=generation,
+            step=seen.step,
+            starts_ns=seen.starts_ns.tobytes(),
+            ends_ns=seen.ends_ns.tobytes(),
+        )
+    )
+    return seen.step

@@ -136,16 +136,24 @@ class Event:
 class Stream(Protocol):
     """An ordered queue of work; the backends are a thread, a CUDA stream and a device clock.
 
-    `position` is the label of the item that runs now or waits for its events (-1: idle), and
-    `is_waiting` whether it waits. `observation` (None: nobody looks) gets start and end of every
-    item with a label; it changes between iterations, when nothing is queued. `on_error` is called
-    once, from any thread, with the error that broke the stream, but not for a `cancel`.
+    The stream is at the item that runs now or waits for its events. `observation` (None: nobody
+    looks) gets start and end of every item with a label; it changes between iterations, when
+    nothing is queued. `on_error` is called once, from any thread, with the error that broke the
+    stream, but not for a `cancel`.
     """
 
-    position: int
-    is_waiting: bool
     observation: Observation | None
     on_error: Callable[[BaseException], None] | None
+
+    @property
+    def position(self) -> int:
+        """Label of the item that the stream is at; -1: of none."""
+        ...
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether that item's events have not all happened, on the device too."""
+        ...
 
     def submit(
         self, work: Callable[[], Any], *, waits: Sequence[Event] = (), label: int = -1
@@ -188,8 +196,8 @@ class ThreadStream:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.position = -1
-        self.is_waiting = False
+        self._position = -1
+        self._is_waiting = False
         self.observation: Observation | None = None
         self.on_error: Callable[[BaseException], None] | None = None
         self._queue: deque[Item] = deque()
@@ -239,6 +247,16 @@ class ThreadStream:
             except BaseException:  # the stream is broken already, by an error that is told
                 traceback.print_exc()
 
+    @property
+    def position(self) -> int:
+        """See `Stream`."""
+        return self._position
+
+    @property
+    def is_waiting(self) -> bool:
+        """See `Stream`."""
+        return self._is_waiting
+
     def reset(self) -> None:
         """See `Stream`."""
         with self._lock:
@@ -282,13 +300,13 @@ class ThreadStream:
     def _run(self) -> None:
         while True:
             item = self._next()
-            self.position = item.label
+            self._position = item.label
             try:
                 self._do(item)
             except BaseException as error:  # of a callback
                 traceback.print_exc()
                 self._break(error)
-            self.position = -1
+            self._position = -1
             del item
 
     def _do(self, item: Item) -> None:
@@ -308,11 +326,11 @@ class ThreadStream:
     def _wait_for(self, waits: Sequence[Event]) -> None:
         for event in waits:
             if not event.done or event.error is not None:
-                self.is_waiting = True
+                self._is_waiting = True
                 try:
                     event.wait()
                 finally:
-                    self.is_waiting = False
+                    self._is_waiting = False
 
     def _execute(self, item: Item) -> Any:
         """Do the work, with its start and end observed; its events have happened."""

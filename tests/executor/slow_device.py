@@ -28,7 +28,7 @@ def _must(happened: bool) -> None:
 class SlowMark:
     def __init__(self) -> None:
         self.reached = threading.Event()
-        self.at_ns = 0
+        self._at_ns = 0
         self.num_waits = 0
         """How often the host waited here."""
 
@@ -40,8 +40,12 @@ class SlowMark:
         _must(self.reached.wait(20.0))
 
     def reach(self) -> None:
-        self.at_ns = time.monotonic_ns()
+        self._at_ns = time.monotonic_ns()
         self.reached.set()
+
+    def at_ns(self) -> int:
+        assert self.reached.is_set(), "asked when, before it happened"
+        return self._at_ns
 
 
 class SlowQueue:
@@ -50,15 +54,22 @@ class SlowQueue:
     def __init__(self) -> None:
         self.waited: list[SlowMark] = []
         self.used: list[Any] = []
+        self.num_meetings = 0
+        self._num_queued = 0
+        self._lock = threading.Lock()
         self._kernels: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def put(self, kernel: Callable[[], None]) -> None:
+        with self._lock:
+            self._num_queued += 1
         self._kernels.put(kernel)
 
     def _run(self) -> None:
         while (kernel := self._kernels.get()) is not None:
+            with self._lock:
+                self._num_queued -= 1
             kernel()
 
     def close(self) -> None:
@@ -86,9 +97,9 @@ class SlowQueue:
     def uses(self, result: Any) -> None:
         self.used.append(result)
 
-    def at_ns(self, mark: Any) -> int:
-        assert mark.reached.is_set(), "asked when, before it happened"
-        return mark.at_ns
+    def meet_host(self) -> None:
+        assert not self._num_queued, "compares clocks with work queued"
+        self.num_meetings += 1
 
     def synchronize(self) -> None:
         self.record().synchronize()

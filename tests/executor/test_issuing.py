@@ -122,7 +122,7 @@ def test_times_are_those_of_the_device(compute: IssuingStream):
     ]
     assert all(times)
     assert times[1:] == sorted(times[1:])
-    assert observation.ends_ns[num - 1] == events[-1].mark.at_ns
+    assert observation.ends_ns[num - 1] == events[-1].mark.at_ns()
 
 
 def test_times_go_to_the_iteration_that_they_are_of(compute: IssuingStream, gate: Gate):
@@ -136,6 +136,36 @@ def test_times_go_to_the_iteration_that_they_are_of(compute: IssuingStream, gate
         compute.submit(lambda: None, label=0).wait()
     assert own.ends_ns[0] > 0
     assert own.ends_ns[0] <= following.starts_ns[0]
+
+
+def test_the_stream_is_where_its_device_is(compute: IssuingStream, gate: Gate):
+    """Not where the host is, which has issued it all; what waits is the item at the device."""
+    other = IssuingStream("other", SlowQueue())
+    needed = other.submit(gate.launch)
+    compute.submit(lambda: None, label=4).wait()
+    compute.submit(lambda: None, waits=[needed], label=5).wait()
+    compute.submit(lambda: None, label=6).wait()
+    while compute.position == 4:
+        threading.Event().wait(0.001)
+    assert (compute.position, compute.is_waiting) == (5, True)
+    gate.opened.set()
+    while compute.position != -1:
+        threading.Event().wait(0.001)
+    assert not compute.is_waiting
+
+
+def test_clocks_are_compared_when_the_device_is_idle(compute: IssuingStream, gate: Gate):
+    """Comparing waits for what is queued, so it is left while anything is, labelled or not."""
+    compute.submit(lambda: None, label=0).wait()
+    assert queue_of(compute).num_meetings == 1
+    last = compute.submit(gate.launch)
+    compute.submit(lambda: None, label=1).wait()
+    assert queue_of(compute).num_meetings == 1
+    gate.opened.set()
+    last.mark.synchronize()
+    compute.when_idle().wait()
+    compute.submit(lambda: None, label=2).wait()
+    assert queue_of(compute).num_meetings == 2
 
 
 def test_idle_means_that_the_device_is(compute: IssuingStream, gate: Gate):

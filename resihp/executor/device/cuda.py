@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -57,48 +58,104 @@ def give_streams_connections() -> None:
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(MAX_CONNECTIONS)
 
 
+class CudaClock:
+    """A device's clock, told on the host's monotonic one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._met = self._meeting(torch.cuda.Stream(device))
+
+    def meet_host(self, stream: torch.cuda.Stream) -> None:
+        """Compare the two, on an idle stream, if the last time is long ago. Any thread."""
+        if time.monotonic_ns() - self._met[1] > _MEET_AGAIN_NS:
+            self._met = self._meeting(stream)
+
+    def _meeting(self, stream: torch.cuda.Stream) -> tuple[torch.cuda.Event, int]:
+        """A moment on both clocks: the best of a few looks, exact to some microseconds."""
+        return min((_look(stream) for _ in range(_NUM_LOOKS)), key=lambda look: look[2])[:2]
+
+    def at_ns(self, event: torch.cuda.Event) -> int:
+        """When `event` was reached, before or after the meeting.
+
+        Elapsed times are single floats: near a meeting of the last second they are exact to a
+        tenth of a microsecond.
+        """
+        met, met_ns = self._met
+        return met_ns + round(met.elapsed_time(event) * 1e6)
+
+
+_MEET_AGAIN_NS = 1_000_000_000
+"""Clocks drift apart by tens of microseconds in it."""
+_NUM_LOOKS = 3
+
+
+def _look(stream: torch.cuda.Stream) -> tuple[torch.cuda.Event, int, int]:
+    """An event, its host time at half-way, and how far that may be off."""
+    before_ns = time.monotonic_ns()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    event.synchronize()
+    after_ns = time.monotonic_ns()
+    return event, (before_ns + after_ns) // 2, after_ns - before_ns
+
+
+@cache
+def _clock_of(device: torch.device) -> CudaClock:
+    return CudaClock(device)
+
+
+class _CudaMark:
+    """See `Mark`."""
+
+    __slots__ = ("_clock", "event")
+
+    def __init__(self, clock: CudaClock) -> None:
+        self._clock = clock
+        # Blocking: a thread that waits for the mark sleeps instead of spinning.
+        self.event = torch.cuda.Event(enable_timing=True, blocking=True)
+
+    def query(self) -> bool:
+        """See `Mark`."""
+        return self.event.query()
+
+    def synchronize(self) -> None:
+        """See `Mark`."""
+        self.event.synchronize()
+
+    def at_ns(self) -> int:
+        """See `Mark`."""
+        return self._clock.at_ns(self.event)
+
+
 class CudaQueue:
     """A CUDA stream as a `DeviceQueue`."""
 
     def __init__(self, device: torch.device, *, is_urgent: bool = False) -> None:
         """`is_urgent`: its kernels go first where several streams have some."""
-        self._device = device
         self.stream = torch.cuda.Stream(device, priority=-1 if is_urgent else 0)
-        self._origin = self.record()
-        self._origin.synchronize()
-        self._origin_ns = time.monotonic_ns()
+        self._clock = _clock_of(device)
 
     def active(self) -> AbstractContextManager[Any]:
         """See `DeviceQueue`. It also makes the device the thread's current one."""
         return torch.cuda.stream(self.stream)
 
-    def record(self) -> torch.cuda.Event:
+    def record(self) -> _CudaMark:
         """See `DeviceQueue`."""
-        # Blocking: a thread that waits for the mark sleeps instead of spinning.
-        mark = torch.cuda.Event(enable_timing=True, blocking=True)
-        mark.record(self.stream)
+        mark = _CudaMark(self._clock)
+        mark.event.record(self.stream)
         return mark
 
     def wait(self, mark: Mark) -> None:
         """See `DeviceQueue`."""
-        self.stream.wait_event(cast("torch.cuda.Event", mark))
+        self.stream.wait_event(cast("_CudaMark", mark).event)
 
     def uses(self, result: Any) -> None:
         """See `DeviceQueue`."""
         if isinstance(result, Tensor) and result.is_cuda:
             result.record_stream(self.stream)
 
-    def at_ns(self, mark: Mark) -> int:
-        """See `DeviceQueue`; `mark` has been reached.
-
-        Elapsed times are single floats, exact to some 0.1 % of a microsecond per second: so the
-        origin moves with the marks.
-        """
-        mark = cast("torch.cuda.Event", mark)
-        at_ns = self._origin_ns + round(self._origin.elapsed_time(mark) * 1e6)
-        if at_ns > self._origin_ns:
-            self._origin, self._origin_ns = mark, at_ns
-        return at_ns
+    def meet_host(self) -> None:
+        """See `DeviceQueue`."""
+        self._clock.meet_host(self.stream)
 
     def synchronize(self) -> None:
         """See `DeviceQueue`."""

@@ -38,6 +38,10 @@ class Mark(Protocol):
         """Block this thread until it is reached."""
         ...
 
+    def at_ns(self) -> int:
+        """When it was reached, on the monotonic clock; it is."""
+        ...
+
 
 class DeviceQueue(Protocol):
     """One queue of the device. Its methods queue, and never wait for the device."""
@@ -61,8 +65,8 @@ class DeviceQueue(Protocol):
         """
         ...
 
-    def at_ns(self, mark: Mark) -> int:
-        """When a mark of this queue was reached, on the monotonic clock."""
+    def meet_host(self) -> None:
+        """Nothing is queued here: compare the device's clock with the host's, if it is time to."""
         ...
 
     def synchronize(self) -> None:
@@ -85,10 +89,29 @@ class IssuingStream(ThreadStream):
         self.queue = queue
         self._run_ahead = run_ahead
         self._issued: deque[_Issued] = deque()
+        self._newest: Mark | None = None
         super().__init__(name)
+
+    @property
+    def position(self) -> int:
+        """See `Stream`."""
+        at = self._device_is_at()
+        return self._position if at is None else at.label
+
+    @property
+    def is_waiting(self) -> bool:
+        """See `Stream`: what an item waits for on the device lies before its start."""
+        at = self._device_is_at()
+        return self._is_waiting if at is None else not _is_reached(at.start)
+
+    def _device_is_at(self) -> _Issued | None:
+        """The first of the issued items that is not done; None where the host is at the next."""
+        return next((each for each in tuple(self._issued) if not _is_reached(each.end)), None)
 
     def _execute(self, item: Item) -> Any:
         self._settle()
+        if item.label >= 0 and (self._newest is None or _is_reached(self._newest)):
+            self.queue.meet_host()
         with self.queue.active():
             for event in item.waits:
                 if event.mark is not None:
@@ -96,11 +119,11 @@ class IssuingStream(ThreadStream):
                     self.queue.uses(event.wait())
             if item.label < 0:
                 result = item.work()
-                item.event.mark = self.queue.record()
+                self._newest = item.event.mark = self.queue.record()
                 return result
             start = self.queue.record()
             result = item.work()
-            item.event.mark = self.queue.record()
+            self._newest = item.event.mark = self.queue.record()
         issued = _Issued(self.observation, item.label, start, item.event.mark)
         self._issued.append(issued)
         return result
@@ -115,8 +138,8 @@ class IssuingStream(ThreadStream):
 
     def _tell(self, issued: _Issued) -> None:
         if issued.observation is not None:
-            issued.observation.began(issued.label, self.queue.at_ns(issued.start))
-            issued.observation.ended(issued.label, self.queue.at_ns(issued.end))
+            issued.observation.began(issued.label, issued.start.at_ns())
+            issued.observation.ended(issued.label, issued.end.at_ns())
 
     def when_idle(self) -> Event:
         """See `Stream`: nothing is queued on the host, and the device has done what was issued."""
@@ -137,3 +160,10 @@ class IssuingStream(ThreadStream):
         """See `Stream`."""
         self._issued.clear()
         super().reset()
+
+
+def _is_reached(mark: Mark) -> bool:
+    try:
+        return mark.query()
+    except RuntimeError:  # the device is broken: it says so to whoever waits, not to who looks
+        return False

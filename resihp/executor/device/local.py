@@ -46,7 +46,7 @@ class LocalRun(NamedTuple):
 
     records: list[StepRecord]
     observation: Observation
-    """Times of the last iteration; on CUDA the last `run_ahead` items may be missing."""
+    """Times of the last iteration."""
 
 
 def local_stream(name: str, device: torch.device) -> ThreadStream:
@@ -72,6 +72,7 @@ async def run_local(
     async def run(interpreter: Interpreter) -> LocalRun:
         try:
             records = [await interpreter.run(step) for step in range(num_steps)]
+            await interpreter.settle()
         except BaseException as error:
             groups.abort()
             post.fail(error)
@@ -157,6 +158,7 @@ class _LocalWire:
             tensor: Tensor = source.wait() if cut is None else cut(source.wait())
             arrives.mark = source.mark
             arrives.set(tensor.reshape(-1).view(torch.uint8))
+            sent.mark = source.mark
             sent.set()
 
         source.when_done(hand_over)

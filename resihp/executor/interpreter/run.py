@@ -81,15 +81,47 @@ class Interpreter:
         self._last_compute: Event | None = None
         self._last_weight: dict[int, Event] = {}
         """The newest weight gradient of each stage."""
+        self._applied: Event | None = None
+        """The update of the iteration before: it reads what `reduce` writes."""
         self._ending = Event()
         size = len(program.instrs)
-        self._observed, self._observing = Observation(size), Observation(size)
+        self._observed, self._ended, self._observing = (Observation(size) for _ in range(3))
         self._issue = [self._prepared(index) for index in range(size)]
 
     @property
     def observation(self) -> Observation:
-        """Times of the last complete iteration; overwritten by the next but one."""
+        """Times of the last iteration of which all are known; overwritten by the next but one.
+
+        That is the last one, or where the device runs behind the host the one before it, until
+        `settle`; its step is -1 where there is none.
+        """
         return self._observed
+
+    async def settle(self) -> None:
+        """Wait until the device has done all iterations: `observation` is of the last one then."""
+        if self._ended.step <= self._observed.step:
+            return
+        for stream in (self._compute, self._comm):
+            await stream.when_idle().wait_async()
+            await stream.submit(_nothing).wait_async()  # tells what ended before it
+        self._ended.settle()
+        self._observed, self._ended = self._ended, self._observed
+        self._ended.clear(-1)
+
+    def _turn_observations(self, *, is_behind: bool) -> None:
+        """An iteration is over; `is_behind`: the device may not have done all of it.
+
+        But it has done the one before, which the vote of this one came after.
+        """
+        if not is_behind:
+            self._observed, self._observing = self._observing, self._observed
+            return
+        self._ended.settle()
+        self._observed, self._ended, self._observing = (
+            self._ended,
+            self._observing,
+            self._observed,
+        )
 
     def where(self) -> Where:
         """What the rank does at this moment."""
@@ -111,7 +143,7 @@ class Interpreter:
             at = source
             while at is not None and self.program.instrs[at].op not in (Op.RECV_ACT, Op.RECV_GRAD):
                 at = self._flow.source[at]
-            if at is not None and not self._observing.ends_ns[at]:
+            if at is not None and not self._observing.is_over(at):
                 yield at
 
     async def run(self, step: int) -> StepRecord:
@@ -133,7 +165,7 @@ class Interpreter:
         assert self._last_compute is not None, "a program without a step"
         self._last_compute.when_done(self._end)
         await self._ending.wait_async()
-        self._observed, self._observing = self._observing, self._observed
+        self._turn_observations(is_behind=self._last_compute.mark is not None)
         return self._work.record()
 
     def discard(self) -> None:
@@ -142,6 +174,7 @@ class Interpreter:
         They keep no reference to this interpreter, and nothing that ends late reaches them.
         """
         self._forget()
+        self._applied = None
         self._work.discard()
         for stream in (self._compute, self._comm):
             stream.on_error = stream.observation = None
@@ -292,8 +325,8 @@ class Interpreter:
                 if event.error is not None:
                     self._break(event.error, ending)
                     return
-                observation.began(index, made.at_ns)
-                observation.ended(index, event.at_ns)
+                observation.began_with(index, made)
+                observation.ended_with(index, (event,))
 
             for peer, chunk, cut in cuts:
                 tag = Tag(kind, self._step, stage, *key, chunk)
@@ -322,7 +355,7 @@ class Interpreter:
                 if event.error is not None:
                     self._break(event.error, ending)
                 elif len(made) == len(chunks) and all(each.done for each in made):
-                    observation.ended(index, max(posted_ns, event.at_ns))
+                    observation.ended_with(index, made, posted_ns)
 
             for peer, chunk in chunks:
                 tag = Tag(kind, self._step, sender, *key, chunk)
@@ -357,7 +390,7 @@ class Interpreter:
         stage, item = instr.stage, partial(self._work.reduce, instr.stage)
 
         def issue() -> None:
-            newest = self._last_weight.get(stage)
+            newest = self._last_weight.get(stage, self._applied)
             waits = () if newest is None else (newest,)
             self._comm.submit(item, waits=waits, label=index)
 
@@ -365,7 +398,8 @@ class Interpreter:
 
     def _step_at(self, index: int) -> None:
         vote = self._comm.submit(self._work.vote, waits=self._after_compute(), label=index)
-        self._last_compute = self._compute.submit(self._work.apply, waits=[vote], label=index)
+        self._applied = self._compute.submit(self._work.apply, waits=[vote], label=index)
+        self._last_compute = self._applied
 
 
 def _place(instr: ProgramInstr) -> tuple[int, Key]:
