@@ -24,7 +24,7 @@ Kept per token and layer of a micro-batch:
 | from F to B | queries H E, keys and values 2 K E, attention output H E and its log-sum-exp H, gate
 |             | and up 2 F |
 | from F to W | both residual inputs 2 D and their reciprocal norms 2, both normed inputs 2 D, mixed
-|             | heads H E, gated product F |
+|             | heads H E, gated product F (silu of the gate until B) |
 | from B to W | gradients of queries H E, keys and values 2 K E, gate and up 2 F, both row-parallel
 |             | outputs 2 D, both norms 2 D |
 

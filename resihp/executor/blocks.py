@@ -111,20 +111,22 @@ class _FeedForward(torch.autograd.Function):
     ) -> Tensor:
         normed_TD, rrms_T1 = normalize(x_TD, layers.norm)
         gate_TF, up_TF = affine(normed_TD, layers.gate), affine(normed_TD, layers.up)
-        product_TF = nnf.silu(gate_TF).mul_(up_TF)
-        ctx.save_for_backward(x_TD, rrms_T1, normed_TD, gate_TF, up_TF, product_TF)
+        silu_TF = nnf.silu(gate_TF)
+        ctx.save_for_backward(x_TD, rrms_T1, normed_TD, gate_TF, up_TF, silu_TF)
         ctx.layers, ctx.store, ctx.tp = layers, store, tp
-        return row_affine(product_TF, layers.down, tp).add_(x_TD)
+        return row_affine(silu_TF * up_TF, layers.down, tp).add_(x_TD)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None, None]:
         (dy_TD,) = cast("tuple[Tensor]", grad_outputs)
-        x_TD, rrms_T1, normed_TD, gate_TF, up_TF, product_TF = cast(
+        x_TD, rrms_T1, normed_TD, gate_TF, up_TF, silu_TF = cast(
             "tuple[Tensor, ...]", ctx.saved_tensors
         )
         layers, store = cast("FeedForward", ctx.layers), cast("WeightGradStore", ctx.store)
-        dproduct_TF = affine_backward(dy_TD, product_TF, layers.down, store)
-        dup_TF = nnf.silu(gate_TF).mul_(dproduct_TF)  # silu is redone, not kept
+        # W needs the product, which is cheap to redo in the place of silu; so B runs only once.
+        dproduct_TF = affine_backward(dy_TD, silu_TF, layers.down, store)
+        dup_TF = silu_TF * dproduct_TF
+        silu_TF.mul_(up_TF)
         dnormed_TD = affine_backward(dup_TF, normed_TD, layers.up, store)
         dgate_TF = torch.ops.aten.silu_backward(dproduct_TF.mul_(up_TF), gate_TF)
         dnormed_TD.add_(affine_backward(dgate_TF, normed_TD, layers.gate, store))

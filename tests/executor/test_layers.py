@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as nnf
 from reference import dense_attention
 from reference import rotate as plain_rotate
 
@@ -88,11 +89,22 @@ def test_a_residual_gets_the_gradient_of_the_sum():
     )
 
 
-def test_feed_forward_gradients_are_numeric_ones():
-    """Through down, both factors, the norm and the residual, though silu is not kept."""
-    layers = FeedForward(norm_of(4), affine_of(6, 4), affine_of(6, 4), affine_of(4, 6))
-    assert torch.autograd.gradcheck(
-        lambda x: feed_forward(x, layers, WeightGradStore(), SingleMember()), (leaf(5, 4),)
+def test_feed_forward_gradients_are_those_of_the_formula():
+    """dx from B and all of W's, though the product of both factors is made only in B."""
+    x_TD, gate_FD, up_FD, down_DF, w_D = leaf(5, 4), leaf(6, 4), leaf(6, 4), leaf(4, 6), leaf(4)
+    named = {"gate": gate_FD, "up": up_FD, "down": down_DF}
+    linears = (Affine(name, weight.detach()) for name, weight in named.items())
+    layers, store = FeedForward(Norm("norm", w_D.detach(), 1e-5), *linears), WeightGradStore()
+    out_TD = feed_forward(x_TD, layers, store, SingleMember())
+    (dx_TD,) = torch.autograd.grad(out_TD.pow(3).sum(), x_TD)
+    normed_TD = nnf.rms_norm(x_TD, (4,), w_D, 1e-5)
+    product_TF = nnf.silu(normed_TD @ gate_FD.t()) * (normed_TD @ up_FD.t())
+    plain_TD = x_TD + product_TF @ down_DF.t()
+    torch.testing.assert_close(out_TD, plain_TD)
+    leaves = {"x": x_TD, "norm": w_D, **named}
+    expected = torch.autograd.grad(plain_TD.pow(3).sum(), tuple(leaves.values()))
+    torch.testing.assert_close(
+        {"x": dx_TD, **store.compute()}, dict(zip(leaves, expected, strict=True))
     )
 
 
