@@ -109,8 +109,8 @@ class Stage(Protocol):
         """
         ...
 
-    def loss_of(self, key: Key) -> float:
-        """Summed cross-entropy of a forwarded micro-batch, unscaled, added in fp64.
+    def loss_of(self, key: Key) -> Tensor:
+        """Summed cross-entropy of a forwarded micro-batch, unscaled, added in fp64; on the device.
 
         Last stage only. It is known from F until the key is forwarded anew or all is discarded.
         """

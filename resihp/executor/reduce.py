@@ -157,6 +157,8 @@ class OrderedReducer:
         sums = [self._tree.take(home) for home in range(self._shape[0])]
         if len(sums) == 1:
             return sums[0]
+        for grads in sums:
+            used_here(grads.values())
         return {name: tree_sum([grads[name] for grads in sums]) for name in sums[0]}
 
     def _reduce_chunk(

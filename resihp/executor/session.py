@@ -134,7 +134,7 @@ class Session:
         await self.go
         state.go()
         self._injector.num_instrs = len(program.instrs)
-        self._interpreter = self._make_interpreter(plan, holding, groups)
+        self._interpreter = await self._make_interpreter(plan, holding, groups)
         await iterate(
             self._interpreter,
             state,
@@ -213,19 +213,23 @@ class Session:
         )
         return holding, resharding.received_bytes
 
-    def _make_interpreter(
+    async def _make_interpreter(
         self, plan: Plan, holding: Holding, groups: dict[str, Communicator]
     ) -> Interpreter:
-        work = TrainingWork(
-            self._model,
-            plan,
-            holding,
-            self._state,
-            self._batches,
-            groups,
-            numerics=self._job.compute.numerics,
-            device=self._device.torch_device,
-        )
+        def make() -> TrainingWork:
+            return TrainingWork(
+                self._model,
+                plan,
+                holding,
+                self._state,
+                self._batches,
+                groups,
+                numerics=self._job.compute.numerics,
+                device=self._device.torch_device,
+            )
+
+        # It makes buffers that the compute stream uses first, so that is where they are made.
+        work = await self._device.compute.submit(make).wait_async()
         return Interpreter(
             holding.program,
             work,

@@ -125,12 +125,12 @@ class DecoderStage:
         dlosses_T = torch.full_like(output, scale, requires_grad=False) if self.has_head else None
         return output, _Graph(input_TD, get_gradient_edge(output), dlosses_T, store)
 
-    def loss_of(self, key: tuple[int, int]) -> float:
-        """Summed cross-entropy of a forwarded micro-batch, unscaled, added in fp64.
+    def loss_of(self, key: tuple[int, int]) -> Tensor:
+        """Summed cross-entropy of a forwarded micro-batch, unscaled, added in fp64; on the device.
 
         Last stage only. It is known from F until the key is forwarded anew or all is discarded.
         """
-        return float(self._losses[key])
+        return self._losses[key]
 
     def backward_input(self, key: tuple[int, int], dy_TD: Tensor | None) -> Tensor | None:
         """B: the gradient for the previous stage, or None on the first.

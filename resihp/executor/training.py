@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from resihp.errors import CommError
-from resihp.executor.flat import tensor_of
+from resihp.executor.flat import tensor_of, upload, used_here
 from resihp.executor.memberships import num_chunks_at
 from resihp.executor.model import Key, Stage, StageOptions
 from resihp.executor.reduce import (
@@ -26,7 +26,13 @@ from resihp.executor.reduce import (
 )
 from resihp.executor.shards import StageShards
 from resihp.executor.tied import TiedSums
-from resihp.executor.vote import Contribution, Voter, counted_here, squared_norms
+from resihp.executor.vote import (
+    Contribution,
+    Voter,
+    counted_here,
+    read_together,
+    squared_norms,
+)
 from resihp.wire.messages import StepRecord
 
 if TYPE_CHECKING:
@@ -132,6 +138,8 @@ class TrainingWork:
 
     def apply(self) -> None:
         """See `Work`."""
+        if self._state.reduced is not None:
+            used_here(self._state.reduced.values())  # made on the communication stream
         self._state.apply()
 
     def _batch(self, key: Key) -> MicroBatch:
@@ -179,7 +187,7 @@ class TrainingWork:
         self._state.reduce_complete(reduced)
         contribution = self._contribution(reduced)
         outcome = self._voter.count(
-            self._world.all_gather(self._voter.pack(contribution).to(self._device))
+            self._world.all_gather(upload(self._voter.pack(contribution), self._device))
         )
         self._state.vote_complete(
             StepRecord(
@@ -195,12 +203,17 @@ class TrainingWork:
         )
 
     def _contribution(self, reduced: Mapping[str, Tensor]) -> Contribution:
-        squares = squared_norms(reduced)
-        numbers = {key: self._number(key) for _, key in self._ended}
+        numbers = [self._number(key) for _, key in self._ended]
+        losses = [stage.loss_of(key) for stage, key in self._ended]
+        seen = read_together([*squared_norms(reduced).values(), *losses])
+        squares = dict(zip(reduced, seen, strict=False))
         return Contribution(
             finite=all(map(math.isfinite, squares.values())),
-            losses={numbers[key]: stage.loss_of(key) for stage, key in self._ended},
-            samples={numbers[key]: self._batch(key).sample_id for _, key in self._ended},
+            losses=dict(zip(numbers, seen[len(squares) :], strict=True)),
+            samples={
+                number: self._batch(key).sample_id
+                for number, (_, key) in zip(numbers, self._ended, strict=True)
+            },
             squared_norms={name: squares[name] for name in self._counted},
         )
 

@@ -23,7 +23,14 @@ from torch import Tensor
 from resihp.executor.layouts import TensorLayout, num_copies
 from resihp.executor.model import Model
 
-__all__ = ["Contribution", "Outcome", "Voter", "counted_here", "squared_norms"]
+__all__ = [
+    "Contribution",
+    "Outcome",
+    "Voter",
+    "counted_here",
+    "read_together",
+    "squared_norms",
+]
 
 
 class Contribution(NamedTuple):
@@ -47,12 +54,17 @@ class Outcome(NamedTuple):
     grad_norm: float
 
 
-def squared_norms(reduced: Mapping[str, Tensor]) -> dict[str, float]:
+def squared_norms(reduced: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Squared norm of each shard, summed in fp64; not finite exactly where an element is not."""
     norm_of = cast("Callable[..., Tensor]", cast("Any", torch.linalg).vector_norm)  # untyped
-    norms = [norm_of(tensor, dtype=torch.float64) for tensor in reduced.values()]
-    squares: list[float] = cast("Any", torch.stack(norms).square()).tolist()  # the one host sync
-    return dict(zip(reduced, squares, strict=True))
+    return {name: norm_of(tensor, dtype=torch.float64).square() for name, tensor in reduced.items()}
+
+
+def read_together(numbers: Sequence[Tensor]) -> list[float]:
+    """fp64 scalars on the host, which waits once for their device."""
+    if not numbers:
+        return []
+    return cast("list[float]", cast("Any", torch.stack(list(numbers))).tolist())
 
 
 def counted_here(model: Model, names: Iterable[str], degree: int, index: int) -> frozenset[str]:

@@ -95,7 +95,7 @@ def run(stages: Sequence[Stage], batch: MicroBatch) -> tuple[float, dict[str, Te
     """Loss and gradients of one micro-batch through the whole pipeline."""
     forward(stages, (0, 0), batch)
     backward_input(stages, (0, 0))
-    return stages[-1].loss_of((0, 0)), backward_weight(stages, (0, 0))
+    return float(stages[-1].loss_of((0, 0))), backward_weight(stages, (0, 0))
 
 
 class _Member:

@@ -47,12 +47,16 @@ tokens = 64
 """
 
 
-def trained(folder, device, schedule="zb-h1", numerics: Numerics = "fast"):
-    """Losses and parameters, by rank, after some steps of four ranks in this process."""
+def trained(folder, device, schedule="zb-h1", numerics: Numerics = "fast", parallel=(2, 2)):
+    """Losses and parameters, by rank, after some steps of all ranks in this process.
+
+    `parallel` is the TP degree and the number of stages.
+    """
     (folder / "text").mkdir(exist_ok=True)
     (folder / "text" / "a.txt").write_bytes(bytes(33 + i * i % 90 for i in range(9000)))
     job = loads(JOB)
-    job = replace(job, parallel=replace(job.parallel, schedule=schedule))
+    tp, pp = parallel
+    job = replace(job, parallel=replace(job.parallel, schedule=schedule, tp=tp, pp=pp))
     model = build_model(job.model)
     batch = job.batch.batch()
     plan = initial_plan(job.model.shape("x"), job.parallel.mesh(), batch, schedule=schedule)
@@ -95,6 +99,15 @@ def test_ranks_of_one_process_agree_on_their_losses(tmp_path):
     again, parameters_again = trained(tmp_path, torch.device("cpu"))
     assert again == losses
     assert all(torch.equal(parameters_again[key], p) for key, p in parameters.items())
+
+
+@pytest.mark.parametrize("numerics", ["fast", "bitwise"])
+def test_ranks_of_one_process_train_as_one_rank_does(tmp_path, numerics):
+    """Tensors change hands unchanged, whatever their sender does next."""
+    losses, _ = trained(tmp_path, torch.device("cpu"), numerics=numerics)
+    alone, _ = trained(tmp_path, torch.device("cpu"), numerics=numerics, parallel=(1, 1))
+    for of_rank in losses.values():
+        assert of_rank == pytest.approx(alone[0], rel=1e-5)
 
 
 def test_without_a_gpu_a_cuda_job_is_refused():

@@ -12,7 +12,7 @@ from odd_model import ODD, logical
 from torch import Tensor
 
 from resihp.executor.layouts import local_shard
-from resihp.executor.vote import Contribution, Voter, counted_here, squared_norms
+from resihp.executor.vote import Contribution, Voter, counted_here, read_together, squared_norms
 
 NAMES = ["b", "a"]
 
@@ -117,7 +117,7 @@ def test_each_logical_element_counts_once(degree: int):
     for index in range(degree):
         held = {name: local_shard(ODD.layout(name), whole[name], degree, index) for name in whole}
         squares = squared_norms(held)
-        total += sum(squares[name] for name in counted_here(ODD, whole, degree, index))
+        total += sum(float(squares[name]) for name in counted_here(ODD, whole, degree, index))
     expected = sum(
         float(tensor.double().square().sum()) for name, tensor in whole.items() if name != "head"
     )
@@ -131,6 +131,13 @@ def test_the_norm_says_whether_all_is_finite(bad: float):
     tensors["2.wide"][4, 1] = bad
     squares = squared_norms(tensors)
     assert [name for name, square in squares.items() if not math.isfinite(square)] == ["2.wide"]
+
+
+def test_numbers_are_read_in_their_order():
+    """Exactly: they are fp64 all the way."""
+    numbers = [1 / 3, -0.0, 1e300, 2.0**53 - 1]
+    assert read_together([torch.tensor(each, dtype=torch.float64) for each in numbers]) == numbers
+    assert read_together([]) == []
 
 
 def test_a_norm_does_not_overflow():

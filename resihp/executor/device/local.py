@@ -65,7 +65,7 @@ async def run_local(
     """
     post, groups = _Post(), _LocalGroups()
     ranks = {
-        rank: _rank(model, plan, rank, make_work, groups, post, device)
+        rank: await _rank(model, plan, rank, make_work, groups, post, device)
         for rank in plan.active_ranks
     }
 
@@ -89,7 +89,7 @@ async def run_local(
     return dict(zip(ranks, runs, strict=True))
 
 
-def _rank(
+async def _rank(
     model: Model,
     plan: Plan,
     rank: int,
@@ -104,7 +104,8 @@ def _rank(
         role: groups.member(name, ranks, rank)
         for role, name, ranks in memberships(model, plan, rank)
     }
-    work = make_work(program, mine)
+    # Its buffers are made where they are used first.
+    work = await streams[0].submit(lambda: make_work(program, mine)).wait_async()
     wire = _LocalWire(rank, post)
     return Interpreter(program, work, compute=streams[0], comm=streams[1], wire=wire), streams
 
@@ -215,14 +216,15 @@ class _LocalCommunicator:
 
     def all_gather(self, part: Tensor) -> Tensor:
         """See `Communicator`."""
-        return torch.stack([parts[0] for parts in self._exchange([part])])
+        return torch.stack([parts[0] for parts in self._exchange([part.clone()])])
 
     def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """See `Communicator`."""
-        return [theirs[self.index].clone() for theirs in self._exchange(parts)]
+        mine = [part.clone() for part in parts]
+        return [theirs[self.index] for theirs in self._exchange(mine)]
 
     def _exchange(self, mine: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """What every member brought, for the current stream to read."""
+        """What every member brought, for the current stream to read; `mine` does not change."""
         meeting = self._meeting
         meeting.brought[self.index] = mine, _mark_of(mine[0])
         try:

@@ -178,9 +178,9 @@ class ModuleStage:
         self._losses[key] = x_TD.double().sum()
         return None
 
-    def loss_of(self, key: Key) -> float:
+    def loss_of(self, key: Key) -> Tensor:
         """Summed cross-entropy of a forwarded micro-batch, unscaled, added in fp64."""
-        return float(self._losses[key])
+        return self._losses[key]
 
     def backward_input(self, key: Key, dy_TD: Tensor | None) -> Tensor | None:
         """B: the gradient for the previous stage, or None on the first.
