@@ -5,8 +5,9 @@ something is not. Without a GPU it says so and checks nothing. `--cpu` runs the 
 CPU with a small model: that checks this script, not CUDA, and it says so in every line.
 
 - tests: those with the marker `gpu`.
-- parity: a pipeline of four ranks, in one process on streams of their own, against the same on
-  CPU: losses and every parameter after some steps, fp32 without TF32.
+- parity: four ranks, in one process on streams of their own, against the same on CPU, as a pipeline
+  of four stages and as one of two at TP 2: losses and every parameter after some steps, fp32
+  without TF32.
 - host syncs: how often F, B, W, the messages and the update make the host wait for the device,
   as torch's own sync debug mode counts it. None is right; the vote, once per step, is beside it.
 - overlap: how much of the time several ranks' kernels run at once, from the observed times; they
@@ -15,6 +16,9 @@ CPU with a small model: that checks this script, not CUDA, and it says so in eve
   modules of the same formulas under autograd, in turns; the median of the ratios.
 - processes: a job of four ranks that share the GPU, one of them killed, through `resihp train`;
   its losses against the same job on CPU.
+- nccl: the same with a GPU for every rank, so over NCCL: two ranks of two stages, or with four GPUs
+  two replicas of them, one killed. Skipped with one GPU, where nothing of NCCL is checked but a
+  group of one.
 """
 
 from __future__ import annotations
@@ -59,6 +63,12 @@ from resihp.ir.program import Program
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
+KILL = """
+[[inject]]
+kind = "kill"
+rank = 2
+step = 3
+"""
 TESTS = ("tests/executor/test_cuda.py", "tests/executor/test_attention.py")
 PARITY_STEPS = 5
 PARITY_TOLERANCE = 2e-4
@@ -113,9 +123,11 @@ class Check:
 class Pipeline:
     """Four ranks in this process, which train for real."""
 
-    def __init__(self, hidden: int, tokens: int, device: torch.device, precision: str) -> None:
+    def __init__(
+        self, hidden: int, tokens: int, device: torch.device, precision: str, tp: int = 1
+    ) -> None:
         self.device = device
-        self.job = _job(hidden, tokens, precision)
+        self.job = _job(hidden, tokens, precision, tp)
         self.model: Model = build_model(self.job.model)
         config = self.job.model
         self.plan: Plan = initial_plan(
@@ -154,15 +166,16 @@ class Pipeline:
             device=self.device,
         )
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-        for state in self.states.values():
+    def parameters(self) -> dict[tuple[int, str], torch.Tensor]:
+        """By rank and name."""
+        found: dict[tuple[int, str], torch.Tensor] = {}
+        for rank, state in self.states.items():
             assert state.current is not None
-            found |= {name: p.cpu() for name, p in state.current.parameters.items()}
+            found |= {(rank, name): p.cpu() for name, p in state.current.parameters.items()}
         return found
 
 
-def _job(hidden: int, tokens: int, precision: str) -> JobConfig:
+def _job(hidden: int, tokens: int, precision: str, tp: int) -> JobConfig:
     return loads(f"""
 [job]
 steps = 100
@@ -174,7 +187,8 @@ num_key_value_heads = 4
 intermediate_size = {4 * hidden}
 vocab_size = 272
 [parallel]
-pp = 4
+tp = {tp}
+pp = {4 // tp}
 [batch]
 microbatches = 8
 tokens = {tokens}
@@ -185,9 +199,10 @@ lr = 1e-3
 """)
 
 
-def check_parity(check: Check, sizes: Sizes, device: torch.device) -> None:
+def check_parity(check: Check, sizes: Sizes, device: torch.device, tp: int) -> None:
     ours, reference = (
-        Pipeline(sizes.parity_hidden, sizes.parity_tokens, where, "fp32") for where in (device, CPU)
+        Pipeline(sizes.parity_hidden, sizes.parity_tokens, where, "fp32", tp)
+        for where in (device, CPU)
     )
     losses = [
         [record.loss for record in next(iter(each.run(PARITY_STEPS).values())).records]
@@ -196,7 +211,7 @@ def check_parity(check: Check, sizes: Sizes, device: torch.device) -> None:
     worst = max(abs(a - b) / b for a, b in zip(*losses, strict=True))
     check.say(
         "parity",
-        f"loss of {PARITY_STEPS} steps {losses[0][0]:.4f} .. {losses[0][-1]:.4f}, off by "
+        f"TP {tp}, loss of {PARITY_STEPS} steps {losses[0][0]:.4f} .. {losses[0][-1]:.4f}, off by "
         f"{worst:.1e} of the CPU's",
         is_right=worst <= PARITY_TOLERANCE,
     )
@@ -205,11 +220,13 @@ def check_parity(check: Check, sizes: Sizes, device: torch.device) -> None:
         name: float((p - expected[name]).norm() / expected[name].norm())
         for name, p in ours.parameters().items()
     }
-    name = max(off, key=lambda name: off[name])
+    worst_of = max(off, key=lambda each: off[each])
+    rank, name = worst_of
     check.say(
         "parity",
-        f"{len(off)} parameters, the worst is {name}, off by {off[name]:.1e} of its norm",
-        is_right=off.keys() == expected.keys() and off[name] <= PARITY_TOLERANCE,
+        f"TP {tp}, {len(off)} shards, the worst is {name} of rank {rank}, off by "
+        f"{off[worst_of]:.1e} of its norm",
+        is_right=off.keys() == expected.keys() and off[worst_of] <= PARITY_TOLERANCE,
     )
 
 
@@ -409,8 +426,24 @@ def check_tests(check: Check, device: torch.device) -> None:
 
 
 def check_processes(check: Check, device: torch.device) -> None:
+    check_job(check, "processes", "4 ranks that share the device, one killed", device, dp=2)
+
+
+def check_nccl(check: Check, device: torch.device) -> None:
+    num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    if num_gpus < 2:
+        check.say("nccl", f"{num_gpus} GPUs: no two ranks can talk over NCCL, nothing was checked")
+    elif num_gpus < 4:
+        check_job(check, "nccl", "2 ranks on 2 GPUs", device, dp=1)
+    else:
+        check_job(check, "nccl", "4 ranks on 4 GPUs, one killed", device, dp=2)
+
+
+def check_job(check: Check, section: str, what: str, device: torch.device, dp: int) -> None:
+    shared = section == "processes"
+    kinds = dict.fromkeys((device.type, "cpu"))
     with tempfile.TemporaryDirectory() as folder:
-        ends = [run_job(Path(folder) / kind, kind) for kind in dict.fromkeys((device.type, "cpu"))]
+        ends = [run_job(Path(folder) / kind, kind, dp, is_shared=shared) for kind in kinds]
     (code, output, losses), expected = ends[0], ends[-1][2]
     worst = max(
         (abs(a - b) / b for a, b in zip(losses, expected, strict=False)), default=float("inf")
@@ -419,15 +452,17 @@ def check_processes(check: Check, device: torch.device) -> None:
     if not is_right:
         print(output)
     check.say(
-        "processes",
-        f"4 ranks that share the device, one killed: exit {code}, {len(losses)} of 6 steps, loss "
-        f"off by {worst:.1e} of the CPU's",
+        section,
+        f"{what}: exit {code}, {len(losses)} of 6 steps, loss off by {worst:.1e} of the CPU's",
         is_right=is_right,
     )
 
 
-def run_job(folder: Path, kind: str) -> tuple[int, str, list[float]]:
-    """A job with a kill; exit code, output, losses."""
+def run_job(folder: Path, kind: str, dp: int, *, is_shared: bool) -> tuple[int, str, list[float]]:
+    """A job of two stages, with a kill where there are replicas; exit code, output, losses.
+
+    `is_shared`: all ranks see one GPU only.
+    """
     folder.mkdir()
     path = folder / "job.toml"
     path.write_text(f"""
@@ -444,7 +479,7 @@ intermediate_size = 128
 vocab_size = 272
 [parallel]
 pp = 2
-dp = 2
+dp = {dp}
 [batch]
 microbatches = 4
 tokens = 64
@@ -452,15 +487,13 @@ tokens = 64
 source = "{ROOT / "resihp"}"
 [device]
 kind = "{kind}"
-[[inject]]
-kind = "kill"
-rank = 2
-step = 3
+{KILL if dp > 1 else ""}
 """)
+    devices = {"CUDA_VISIBLE_DEVICES": _first_gpu()} if is_shared and kind == "cuda" else {}
     done = subprocess.run(
         [sys.executable, "-m", "resihp", "train", str(path)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **devices},
         capture_output=True,
         text=True,
     )
@@ -468,6 +501,11 @@ step = 3
     lines = metrics[0].read_text().splitlines() if metrics else []
     losses = [float(json.loads(line)["loss"]) for line in lines]
     return done.returncode, done.stdout + done.stderr, losses
+
+
+def _first_gpu() -> str:
+    """Of those that we see, as the driver names it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
 def main() -> int:
@@ -484,11 +522,13 @@ def main() -> int:
     check = Check("CPU, not a GPU" if arguments.cpu else torch.cuda.get_device_name(device))
     torch.backends.cuda.matmul.allow_tf32 = False
     check.say("versions", f"torch {torch.__version__}, CUDA {torch.version.cuda}")
-    check_parity(check, sizes, device)
+    for tp in (1, 2):
+        check_parity(check, sizes, device, tp)
     check_syncs(check, sizes, device)
     check_overlap(check, sizes, device, arguments.trace)
     check_throughput(check, sizes, device)
     check_processes(check, device)
+    check_nccl(check, device)
     check_tests(check, device)
     check.say("all", f"failed: {', '.join(check.failed)}" if check.failed else "right")
     return 1 if check.failed else 0
