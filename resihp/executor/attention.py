@@ -62,11 +62,12 @@ def form_for(q_THE: Tensor) -> str:
 
 
 def _per_document(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, cu_seqlens: Sequence[int]) -> Tensor:
-    parts = [
-        _attend(q_THE[start:end], k_TKE[start:end], v_TKE[start:end])
-        for start, end in pairwise(cu_seqlens)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(cu_seqlens) == 2:
+        return _attend(q_THE, k_TKE, v_TKE)
+    # The gradient of a split is one concatenation; that of a slice is as long as the window.
+    lengths = [end - start for start, end in pairwise(cu_seqlens)]
+    segments = (torch.split(x, lengths) for x in (q_THE, k_TKE, v_TKE))
+    return torch.cat([_attend(*parts) for parts in zip(*segments, strict=True)])
 
 
 def _masked(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, cu_seqlens: Sequence[int]) -> Tensor:
