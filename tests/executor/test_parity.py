@@ -1,7 +1,8 @@
 """A sample of the parity grid: real ranks against training in one process.
 
 `make parity` runs all of it and prints a table.
-The sample has every family but bf16, which is in `test_training`; `2+1` has tied tables on one rank.
+The sample has every family but bf16, which is in `test_training`; `2+1` has tied tables on one
+rank.
 """
 
 from __future__ import annotations
