@@ -365,8 +365,9 @@ CUT = 2 * HIDDEN * (4 + 2) * 8 + 3 * HIDDEN * 64
 
 
 def test_state_is_counted_per_pair_of_ranks():
-    """The member that goes on alone gets the other half of both layers from its twin."""
-    assert moves_of("RHP801") == [(1, 2, 2 * (CUT // 2) * 3 * 4)]
+    """The member that goes on alone gets the other half of layers and tables from its twin."""
+    halves = 2 * (CUT // 2) + 2 * (VOCAB // 2) * HIDDEN
+    assert moves_of("RHP801") == [(1, 2, halves * 3 * 4)]
 
 
 def test_a_new_member_gets_norms_and_head_too():
@@ -394,7 +395,7 @@ def test_diff_prints_a_page(capsys, files):
     assert page.startswith(f"{old} -> {new}\n\ngroups\n  dp1.pp0: TP 2 -> 1, ranks 2,3 -> 2\n")
     assert "\nranks\n  rank 3: dp1.pp0 -> lost\n" in page
     assert "\nreconfigure\n  + reshard layers=0..1 dp0.pp0 -> dp1.pp0\n" in page
-    assert "\n  rank 1 -> rank 2: 108 KiB\n" in page
+    assert "\n  rank 1 -> rank 2: 210 KiB\n" in page
     assert "\ntime\n  3 -> 3 units (+0.0%)" in page
     assert "\nmemory\n  peak " in page
     assert "\norder\n" not in page
@@ -411,7 +412,7 @@ def test_diff_writes_json(capsys, files):
     """Everything, with the measures of both."""
     assert main(["diff", "--format", "json", *map(str, files)]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert document["state_moves"] == [{"source": 1, "target": 2, "num_bytes": 110592}]
+    assert document["state_moves"] == [{"source": 1, "target": 2, "num_bytes": 215040}]
     assert document["measures_before"]["makespan"] == 3.0
     assert document["measures_after"]["peak"]["group"] == "dp1.pp0"
     assert document["changes"]["groups"][0]["after"] == {
