@@ -61,7 +61,8 @@ class _Prices:
             number = task.home * self._plan.batch.microbatches + task.number
             mine = self._lengths[number % len(self._lengths)]
             layers = lane.placement.layers[task.stage]
-            return self._pricing.compute_s(lane.group, layers, op, mine)
+            again = task.stage in self._plan.recompute
+            return self._pricing.compute_s(lane.group, layers, op, mine, recomputes=again)
         if op in (Op.SEND_ACT, Op.SEND_GRAD):
             return self._crossing(lane, index)
         return 0.0

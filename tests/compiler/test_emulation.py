@@ -6,6 +6,7 @@ import random
 
 import pytest
 from failure_states import adapted_state, failure_state
+from msgspec import structs
 from plan_cases import model_of, plan_of
 from plan_generator import generate
 from plan_mutator import ORDER, mutate
@@ -80,6 +81,18 @@ def test_lowered_schedules_take_the_simulated_time(schedule):
         if len(placement_of(plan).layers) > pp:
             hidden = sum(_reductions(plan, pricing).values())
         assert simulated - hidden - rounding_s(plan) <= found <= simulated + rounding_s(plan)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_stages_that_recompute_take_the_simulated_time(schedule):
+    """Their forward is computed again in B: an iteration that takes longer, and as simulated."""
+    plain = plan_of(tp=1, pp=4, dp=1, schedule=schedule)
+    pricing = random_pricing(plain, random.Random(1))
+    for recompute in ((1,), (0, 1, 2, 3)):
+        plan = structs.replace(plain, recompute=recompute)
+        simulated = simulate(plan, pricing).iteration_s
+        assert simulated > simulate(plain, pricing).iteration_s
+        assert emulated_s(plan, pricing) == pytest.approx(simulated, abs=rounding_s(plan))
 
 
 def _reductions(plan: Plan, pricing: Pricing) -> dict[int | None, float]:
