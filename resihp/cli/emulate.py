@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-_STUCK = {"RHP412", "RHP501"}
-"""Findings about the order alone; what they lead to can be seen in virtual time."""
+_DEADLOCK = "RHP501"
+_STUCK = {"RHP412", _DEADLOCK}
+"""Findings about the order alone; where a deadlock leads to can be seen in virtual time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,14 +74,15 @@ def run(args: argparse.Namespace) -> int:
         return 1
     _check_level(parsed.plan, args.file)
     errors = _errors(text, args.file)
-    if errors and not (args.virtual and errors <= _STUCK):
-        if errors <= _STUCK:
+    is_stuck = _DEADLOCK in errors and errors <= _STUCK
+    if errors and not (args.virtual and is_stuck):
+        if is_stuck:
             print("hint: --virtual shows where such a plan gets stuck", file=sys.stderr)
         return 1
     plan = structs.replace(parsed.plan, precision=precision_of(args, parsed.plan))
     page = _emulated(plan, args, is_sound=not errors)
     sys.stdout.write(page)
-    return 0
+    return 1 if errors else 0
 
 
 def _check_level(plan: Plan, path: str) -> None:

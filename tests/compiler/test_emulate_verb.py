@@ -71,6 +71,21 @@ def test_a_plan_that_gets_stuck_is_refused_in_real_time_and_played_in_virtual_ti
     assert not told.out
 
 
+def test_a_plan_whose_messages_are_out_of_order_has_no_time(plan_file, capsys):
+    """Without a deadlock there is nothing to play, and the finding decides the exit status."""
+    lines = print_plan(plan_of(tp=1, pp=2, dp=1, schedule="gpipe")).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.strip() == "recv_act 0")
+    second = next(i for i, line in enumerate(lines) if line.strip() == "recv_act 1")
+    received = lines.pop(second)
+    lines.insert(first, received)
+    Path("bad.plan").write_text("\n".join(lines) + "\n")
+    assert main(["emulate", "bad.plan", "--virtual"]) == 1
+    told = capsys.readouterr()
+    assert "error[RHP412]" in told.err
+    assert "hint: --virtual" not in told.err
+    assert not told.out
+
+
 def test_a_plan_with_other_errors_is_refused(plan_file, capsys):
     text = print_plan(plan_of()).replace("send_act 0\n", "", 1)
     Path("bad.plan").write_text(text)
