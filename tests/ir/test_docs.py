@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import fields
 
 from resihp.cli import VERBS, main
+from resihp.config.schema import Injection, JobConfig
 from resihp.ir.codes import CODES
 from resihp.ir.explanation import file_of
 from resihp.ir.levels import SOURCE_WORDS, STATEMENT_WORDS
@@ -27,6 +29,7 @@ from resihp.ir.printer import format_text
 from resihp.ir.verify import verify
 
 FILE = Path(__file__).parents[2] / "docs" / "plan-language.md"
+EXAMPLE = FILE.parents[1] / "examples" / "stdlib.toml"
 PAGE = FILE.read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 FILES = {info.split()[1]: text for info, text in BLOCK.findall(PAGE) if " " in info}
@@ -162,6 +165,23 @@ def test_every_verb_on_plans_has_its_section():
     }
     assert set(sections) == on_plans
     assert "$ resihp explain" in PAGE
+
+
+def test_every_verb_with_a_section_is_in_the_list_at_the_top():
+    """Between the title and the first section."""
+    top = PAGE.partition("\n## ")[0]
+    sections = re.findall(r"^## `resihp (\w+)`$", PAGE, flags=re.MULTILINE)
+    assert set(re.findall(r"\[`(\w+)`\]\(#resihp-\w+\)", top)) == set(sections)
+
+
+def test_the_example_of_a_job_file_names_every_key():
+    """In its section, as a setting or as a comment."""
+    _, *parts = re.split(r"^\[+(\w+)\]+", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    bodies = dict(zip(parts[::2], parts[1::2], strict=True))
+    for section in fields(JobConfig):
+        keys = fields(Injection if section.name == "inject" else section.type)
+        said = re.findall(r"^(?:# )?(\w+) += ", bodies[section.name], flags=re.MULTILINE)
+        assert {key.name for key in keys} <= set(said), section.name
 
 
 def test_every_keyword_and_instruction_is_on_the_page():
