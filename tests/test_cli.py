@@ -70,6 +70,25 @@ def test_wrong_use_exits_2_without_a_traceback(argv):
     assert "usage: resihp" in done.stderr
 
 
+def test_options_are_not_abbreviated(tmp_path):
+    """`where` has no --run, and does not take it for --runs-dir."""
+    done = run("where", "--run", str(tmp_path))
+    assert done.returncode == 2
+    assert "unrecognized arguments: --run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "named_by"), [(["where"], "RUN"), (["kill", "--rank", "1"], "--run")]
+)
+def test_without_a_job_it_is_said_how_the_verb_names_one(tmp_path, argv, named_by):
+    """As an argument of its own or with an option."""
+    done = run(*argv, "--runs-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert f"no job runs under {tmp_path}: name the directory of its run with {named_by}, " in (
+        done.stderr
+    )
+
+
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_of_the_table_is_there(verb):
     """Each module declares arguments and runs."""

@@ -101,7 +101,10 @@ def _run(arguments: list[str]) -> int:
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     module: VerbModule | None = None
     for name, verb in VERBS.items():
-        subparser = subparsers.add_parser(name, help=verb.summary, description=verb.summary)
+        # An abbreviation would read `--run` as another option that happens to begin with it.
+        subparser = subparsers.add_parser(
+            name, help=verb.summary, description=verb.summary, allow_abbrev=False
+        )
         if name == used:
             module = _load(verb)
             module.add_arguments(subparser)

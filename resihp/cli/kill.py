@@ -23,5 +23,6 @@ def run(args: argparse.Namespace) -> int:
 
     from resihp.monitor.operator import find_run, kill_rank
 
-    print(asyncio.run(kill_rank(find_run(args.run, args.runs_dir), args.rank)))
+    run_dir = find_run(args.run, args.runs_dir, named_by="--run")
+    print(asyncio.run(kill_rank(run_dir, args.rank)))
     return 0

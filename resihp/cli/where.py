@@ -28,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
     from resihp.monitor.operator import ask_where, find_run
     from resihp.monitor.where import report
 
-    run_dir = find_run(args.run, args.runs_dir)
+    run_dir = find_run(args.run, args.runs_dir, named_by="RUN")
     print("\n".join(report(run_dir, asyncio.run(ask_where(run_dir)))))
     return 0

@@ -20,8 +20,11 @@ __all__ = ["ask_where", "find_run", "kill_rank"]
 TIMEOUT_S = 10.0
 
 
-def find_run(given: Path | None, runs_dir: Path) -> Path:
-    """The run directory that is meant: `given`, or the newest running one under `runs_dir`."""
+def find_run(given: Path | None, runs_dir: Path, *, named_by: str) -> Path:
+    """The run directory that is meant: `given`, or the newest running one under `runs_dir`.
+
+    Raises UserError where none runs; `named_by` is how the command line names one.
+    """
     if given is not None:
         if not RunDir(given).control_path.exists():
             raise UserError(f"{given} is not the directory of a running job")
@@ -30,7 +33,10 @@ def find_run(given: Path | None, runs_dir: Path) -> Path:
     for control in reversed(controls):
         if _listens(control):
             return control.parent
-    raise UserError(f"no job runs under {runs_dir}: name its directory with --run")
+    raise UserError(
+        f"no job runs under {runs_dir}: name the directory of its run with {named_by}, or where "
+        "runs are with --runs-dir"
+    )
 
 
 def _listens(control: Path) -> bool:
