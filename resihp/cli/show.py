@@ -67,8 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="transfers queue for the adapters and links that they share",
     )
     parser.epilog = (
-        "The rows of the text are always in units of time; predicted times are in the table below "
-        "them. Exit status: 0 done, 1 not a plan, 2 wrong use."
+        "The text of a plan draws rows in units of time, with a table of predicted times below "
+        "them. Of a run the text is the table of what its ranks saw in one iteration; the other "
+        "formats draw it. Exit status: 0 done, 1 not a plan, 2 wrong use."
     )
 
 
@@ -139,7 +140,8 @@ def _seen(args: argparse.Namespace) -> str:
     if args.format == "text":
         from resihp.ir.drawing.table import draw_table
 
-        return draw_table(scene)
+        hint = "`--format svg` draws when each of them ran, `--format trace` opens in Perfetto"
+        return f"{draw_table(scene)}\n{hint}\n"
     return _picture(args, scene)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from coordinator_cases import job_of
 
+from resihp.cli import main
 from resihp.compiler import initial_plan
 from resihp.config import resolved
 from resihp.errors import UserError
@@ -112,6 +113,18 @@ def test_an_iteration_is_played_as_its_ranks_saw_it(run):
         instr.op.is_compute for rank in (0, 1) for instr in expand(PLAN, rank).instrs
     )
     assert {event.dur for event in computed} <= {0.0, 2000.0}
+
+
+def test_the_text_of_a_run_is_a_table_and_says_what_draws_it(run, capsys):
+    """Memory was not seen, so it has no column."""
+    fill(run, *((rank, seen(rank, 4)) for rank in (0, 1)))
+    assert main(["show", str(run)]) == 0
+    head, columns, *rows, blank, hint = capsys.readouterr().out.splitlines()
+    assert head.startswith("seen in step 4 of generation 1 on cpu: ")
+    assert columns.split() == ["busy", "idle"]
+    assert [row.split()[0] for row in rows] == ["dp0.pp0", "dp0.pp1"]
+    assert not blank
+    assert "--format svg" in hint
 
 
 def test_the_last_whole_iteration_is_shown_unless_one_is_named(run):

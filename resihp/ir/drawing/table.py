@@ -12,14 +12,17 @@ from resihp.ir.verify.memory import readable_bytes
 __all__ = ["draw_table"]
 
 _HEAD = ("", "speed", "busy", "idle", "memory of a rank")
+_UNKNOWN = "-"
 
 
 def draw_table(scene: Scene) -> str:
-    """Lines of text, a row for each group."""
+    """Lines of text, a row for each group; no column of what is the usual or unknown of all."""
     clock = scene.played.clock
     rows = [_HEAD, *(_cells(scene, panel, row) for panel in scene.panels for row in panel.rows)]
     if all(row[1] == "1" for row in rows[1:]):
         rows = [(row[0], *row[2:]) for row in rows]
+    if all(row[-1] == _UNKNOWN for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{clock.note}: {spell_time(scene.length, clock)}, bubble {scene.bubble:.1%}"]
     for row in rows:
@@ -45,7 +48,7 @@ def _cells(scene: Scene, panel: Panel, row: Row) -> tuple[str, ...]:
 
 def _memory(scene: Scene, row: Row) -> str:
     if row.memory is None:
-        return "-"
+        return _UNKNOWN
     capacity = scene.played.capacity_bytes
     of = "" if capacity is None else f" of {readable_bytes(capacity)}"
     return f"{readable_bytes(row.memory.peak_bytes)}{of}"
