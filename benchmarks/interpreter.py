@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import uvloop
+from options import at_least
 
 from resihp.compiler import initial_plan
 from resihp.executor.device.interface import Tag
@@ -30,6 +31,16 @@ from resihp.wire.messages import StepRecord
 SHAPE = ModelShape(name="any", layers=32, hidden=64, heads=4, kv_heads=4, ffn=96, vocab=512)
 RECORD = StepRecord.empty(0)
 GOAL_US = 5.0
+WARM_UP = 3
+"""Iterations that are left out."""
+CASES = (
+    ("1f1b", 1, 64),
+    ("zb-h1", 1, 64),
+    ("interleaved-1f1b", 1, 64),
+    ("zbv", 1, 64),
+    ("1f1b", 2, 64),
+)
+"""Schedule, TP degree, micro-batches."""
 
 
 class NoWork:
@@ -119,7 +130,7 @@ async def measure(program: Program, num_iterations: int) -> Cost:
         await interpreter.run(step)
         loop_ns, all_ns = time.thread_time_ns() - loop_ns, time.process_time_ns() - all_ns
         costs.append(Cost(loop_ns / num / 1e3, all_ns / num / 1e3))
-    warm = costs[3:]
+    warm = costs[WARM_UP:]
     return Cost(min(cost.loop for cost in warm), min(cost.all_threads for cost in warm))
 
 
@@ -138,21 +149,24 @@ def observing_us(num: int = 100_000) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=40)
+    least = WARM_UP + 1
+    parser.add_argument(
+        "--iterations",
+        type=at_least(least),
+        default=40,
+        metavar="N",
+        help=f"{least} or more (default: 40)",
+    )
     arguments = parser.parse_args()
-    print(f"{'program':34}{'instructions':>13}{'loop us':>9}{'all us':>8}")
+    labels = [f"{schedule}, tp {tp}, {num} micro-batches" for schedule, tp, num in CASES]
+    width = max(map(len, labels))
+    print(f"{'program':{width}}{'instructions':>14}{'loop us':>9}{'all us':>8}")
     worst = 0.0
-    for schedule, tp, num in (
-        ("1f1b", 1, 64),
-        ("zb-h1", 1, 64),
-        ("interleaved-1f1b", 1, 64),
-        ("zbv", 1, 64),
-        ("1f1b", 2, 64),
-    ):
+    for label, (schedule, tp, num) in zip(labels, CASES, strict=True):
         program = program_of(schedule, tp, num)
         cost = uvloop.run(measure(program, arguments.iterations))
-        what = f"{schedule}, tp {tp}, {num} micro-batches"
-        print(f"{what:34}{len(program.instrs):13}{cost.loop:9.2f}{cost.all_threads:8.2f}")
+        instructions = len(program.instrs)
+        print(f"{label:{width}}{instructions:14}{cost.loop:9.2f}{cost.all_threads:8.2f}")
         worst = max(worst, cost.loop)
     print(f"observing: {observing_us():.2f} us per instruction, in the figures above")
     print(f"worst on the loop: {worst:.2f} us per instruction; goal {GOAL_US:g}")

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from executor_cases import NUM_MICROBATCHES, SCHEDULES, Case
 from executor_ours import GradientWork, imported
+from options import at_least
 from result_file import Row, print_table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "fleet"))
@@ -159,8 +160,17 @@ def row_of(case: Case, plan: Plan, found: dict[int, list[Iteration]]) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=15)
-    parser.add_argument("--tokens", type=int, nargs="*", default=[1024, 256, 32])
+    parser.add_argument(
+        "--iterations", type=at_least(2), default=15, metavar="N", help="2 or more (default: 15)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=at_least(1),
+        nargs="+",
+        default=[1024, 256, 32],
+        metavar="N",
+        help="of a micro-batch (default: 1024 256 32)",
+    )
     args = parser.parse_args()
     rows: dict[str, Row] = {}
     with Fleet(RANKS) as fleet:
