@@ -137,8 +137,19 @@ def compare(ours: dict[str, Tensor], plain: dict[str, Tensor]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--tokens", type=int, nargs="*", default=[1024, 256, 32])
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=20,
+        help="iterations of each side, in turn (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs="*",
+        default=[1024, 256, 32],
+        help="of a micro-batch (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     settle_memory()

@@ -223,8 +223,20 @@ def _number(value: float | int | str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="times of the compiler")
-    parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS, metavar="FILE")
-    parser.add_argument("--largest", type=int, default=16_384, metavar="GPUS")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=DEFAULT_RESULTS,
+        metavar="FILE",
+        help="results of the run before, then of this one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--largest",
+        type=int,
+        default=16_384,
+        metavar="GPUS",
+        help="leave larger jobs out (default: %(default)s)",
+    )
     options = parser.parse_args()
     before = load_results(options.results)
     jobs = {f"{job.mesh.world:,}": job for job in _JOBS if job.mesh.world <= options.largest}

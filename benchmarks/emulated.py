@@ -115,9 +115,23 @@ def virtual_rows(ranks: list[int]) -> None:
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 256, 1024])
-    parser.add_argument("--chunks-ms", type=float, nargs="+", default=[20, 5, 2, 1])
-    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="+",
+        default=[16, 64, 256, 1024],
+        help="sizes of jobs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--chunks-ms",
+        type=float,
+        nargs="+",
+        default=[20, 5, 2, 1],
+        help="times of F (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--iterations", type=int, default=5, help="of each row in real time (default: %(default)s)"
+    )
     args = parser.parse_args()
     real_rows(args.ranks, args.chunks_ms, args.iterations)
     virtual_rows([*args.ranks, 4096])

@@ -263,10 +263,20 @@ def comparisons(*, everything: bool) -> list[Comparison]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=7,
+        help="samples of both sides that alternate (default: %(default)s)",
+    )
     parser.add_argument("--only", nargs="*", default=[], help="parts that a row's label must have")
     parser.add_argument("--all", action="store_true", help="also the rest of 1,024 tokens")
-    parser.add_argument("--numerics", choices=("fast", "bitwise"), default="fast")
+    parser.add_argument(
+        "--numerics",
+        choices=("fast", "bitwise"),
+        default="fast",
+        help="sums of our side (default: %(default)s)",
+    )
     args = parser.parse_args()
     rows: dict[str, Row] = {}
     fleets: dict[int, Fleet] = {}

@@ -511,7 +511,12 @@ def _first_gpu() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="What one GPU can show of us.")
     parser.add_argument("--cpu", action="store_true", help="check this script on the CPU")
-    parser.add_argument("--trace", type=Path, default=Path("gpu-check-trace.json"))
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        default=Path("gpu-check-trace.json"),
+        help="where the observed times go (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     give_streams_connections()
     if not arguments.cpu and not torch.cuda.is_available():

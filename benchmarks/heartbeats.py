@@ -41,9 +41,13 @@ tokens = {tokens}
 def main() -> int:
     """Run the job and print what its ranks say."""
     parser = argparse.ArgumentParser(description="How late heartbeats are during compute")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="stages of the pipeline (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=40, help="iterations (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=512, help="of a micro-batch (default: %(default)s)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.toml"

@@ -151,7 +151,13 @@ def area_seconds(parsed: Parsed, facts: Facts, repeats: int) -> dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="times of reading and proving plans")
-    parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS, metavar="FILE")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=DEFAULT_RESULTS,
+        metavar="FILE",
+        help="results of the run before, then of this one (default: %(default)s)",
+    )
     parser.add_argument("--no-torch", action="store_true", help="leave torch's checks out")
     options = parser.parse_args()
     before = load_results(options.results)

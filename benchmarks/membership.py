@@ -114,7 +114,12 @@ def num_growths(is_bad: IsBad, patience: Patience) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS)
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=DEFAULT_RESULTS,
+        help="results of the run before, then of this one (default: %(default)s)",
+    )
     args = parser.parse_args()
     before = load_results(args.results)
     rows = {

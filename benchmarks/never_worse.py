@@ -91,8 +91,14 @@ def beaten(found: Sequence[Times], *, by_plans: bool) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="policies compared over random failure states")
-    parser.add_argument("--states", type=int, default=1000, metavar="N")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--states",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="random failure states (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the states (default: %(default)s)")
     options = parser.parse_args()
     seeds = [f"{options.seed} {index}" for index in range(options.states)]
     with multiprocessing.get_context("spawn").Pool(2) as pool:

@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=260, metavar="N", help="small states")
     parser.add_argument("--larger", type=int, default=16, metavar="N", help="larger states")
     parser.add_argument("--limit-s", type=float, default=5.0, help="for one state")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the states (default: %(default)s)")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where to write hard states")
     options = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(2) as pool:

@@ -98,9 +98,18 @@ def one_kill(folder: Path, number: int, seed: int, reference: Path, schedule: st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Random kills against a run without failures.")
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--schedule", default="zb-h1")
+    parser.add_argument(
+        "--runs", type=int, default=20, help="runs, each with one kill (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of ranks, steps and instructions (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--schedule", default="zb-h1", help="of the pipeline (default: %(default)s)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the run directories")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="resihp-kills-"))

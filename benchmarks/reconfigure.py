@@ -119,7 +119,7 @@ def run_job(folder: Path, steps: int, *, restless: bool) -> tuple[Path, Watcher]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Reconfigure all the time and look for leaks.")
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=700, help="iterations (default: %(default)s)")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="resihp-reconfigure-"))
     quiet, _ = run_job(folder / "quiet", args.steps, restless=False)

@@ -75,7 +75,12 @@ def row_of(plan: Plan) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS)
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=DEFAULT_RESULTS,
+        help="results of the run before, then of this one (default: %(default)s)",
+    )
     args = parser.parse_args()
     before = load_results(args.results)
     rows = {label: row_of(plan) for label, plan in plans().items()}

@@ -159,7 +159,12 @@ def step_errors(spans: Floats, measured: Floats) -> Floats:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=DEFAULT_DATA,
+        help="directory of the traces (default: %(default)s)",
+    )
     args = parser.parse_args()
     if not args.data.is_dir():
         raise SystemExit(f"{args.data} is not there: the traces are no part of this repository")

@@ -105,8 +105,10 @@ def states(num_states: int, seed: int) -> Iterator[tuple[float, float, float]]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--states", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--states", type=int, default=200, help="random failure states (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the states (default: %(default)s)")
     args = parser.parse_args()
     found = list(states(args.states, args.seed))
     ratios = {

@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1e-4,
         help="largest relative difference of a loss that counts as equal (default: 1e-4)",
     )
+    parser.epilog = (
+        "Exit status: 0 equal within the tolerance, 1 different, 2 wrong use or no finished runs."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: runs)"
     )
+    parser.epilog = "Exit status: 0 killed, 2 wrong use, no such run, or a rank that is not there."
 
 
 def run(args: argparse.Namespace) -> int:

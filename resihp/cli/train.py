@@ -14,6 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-inject", action="store_true", help="leave out the faults that the job file injects"
     )
+    parser.epilog = (
+        "Exit status: 0 finished, 1 stopped by an error or a refused plan, 2 wrong use or a wrong "
+        "job file, 4 more lost than any plan can carry, 130 interrupted, 128 + N ended by signal N."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

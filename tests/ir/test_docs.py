@@ -174,6 +174,14 @@ def test_every_verb_with_a_section_is_in_the_list_at_the_top():
     assert set(re.findall(r"\[`(\w+)`\]\(#resihp-\w+\)", top)) == set(sections)
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_says_its_exit_status(verb, capsys):
+    """At the end of its help."""
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    assert "Exit status: 0 " in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_example_of_a_job_file_names_every_key():
     """In its section, as a setting or as a comment."""
     _, *parts = re.split(r"^\[+(\w+)\]+", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
