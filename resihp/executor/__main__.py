@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 
 from resihp.config import JobConfig, loads
@@ -58,6 +59,8 @@ def main() -> int:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_run(int(sys.argv[1])))
     except ResihpError as error:
+        if error.__cause__ is not None:  # of the user's own code; the log keeps where
+            traceback.print_exception(error.__cause__)
         print(f"resihp: error: {error}", file=sys.stderr)
         return error.exit_code
 

@@ -8,6 +8,7 @@ from resihp.config import JobConfig
 from resihp.executor.data import Dataset, load_dataset
 from resihp.executor.device.choose import device_of
 from resihp.executor.inject import Injector, announcer
+from resihp.executor.models import build_model
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
 from resihp.executor.session import Session, in_thread
@@ -19,13 +20,17 @@ __all__ = ["TrainingBackend"]
 
 
 class TrainingBackend:
-    """See `resihp.executor.runtime.Backend`."""
+    """See `resihp.executor.runtime.Backend`.
+
+    ConfigError where the job's model or device cannot be had here.
+    """
 
     def __init__(self, job: JobConfig, rank: int, send: Callable[[Message], None]) -> None:
         self._job = job
         self._rank = rank
         self._send = send
         timing = Timing.from_detect_within(job.job.detect_within_s)
+        self._model = build_model(job.model)
         self.state = TrainState(job)
         self._device = device_of(job, rank, timeout_s=timing.handshake_s)
         self._injector = Injector(job.inject, rank, announcer(send))
@@ -61,6 +66,7 @@ class TrainingBackend:
             self._job,
             self._rank,
             deploy,
+            model=self._model,
             state=self.state,
             device=self._device,
             batches=self._batches,

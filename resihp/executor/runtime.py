@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 import traceback
 from typing import Protocol, cast
@@ -14,7 +15,7 @@ from typing import Protocol, cast
 import msgspec
 
 from resihp.config import JobConfig
-from resihp.errors import GenerationClosed, ResihpError
+from resihp.errors import GenerationClosed, ResihpError, UserError
 from resihp.executor.lateness import Lateness
 from resihp.executor.pause import current_pause
 from resihp.wire.channel import Channel
@@ -182,6 +183,11 @@ class Executor:
             await session.run()
         except* GenerationClosed:
             pass
+        except* UserError as group:
+            # Another generation would end the same way: the coordinator ends the job with it.
+            print(f"resihp: error: {_leaves(group)[0]}", file=sys.stderr)
+            if not self._failure.done():
+                self._failure.set_result(UserError.exit_code)
         except* ResihpError as group:
             # A peer may be gone. The verdict comes from the coordinator, as `Close`.
             what = "; ".join(str(error) for error in _leaves(group))

@@ -25,7 +25,7 @@ from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.iterations import iterate
 from resihp.executor.local_world import check_program
 from resihp.executor.memberships import memberships
-from resihp.executor.models import build_model
+from resihp.executor.model import Model
 from resihp.executor.reshard import Resharding
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
@@ -61,6 +61,7 @@ class Session:
         rank: int,
         deploy: Deploy,
         *,
+        model: Model,
         state: TrainState,
         device: Device,
         batches: GlobalBatches,
@@ -68,7 +69,7 @@ class Session:
         send: Callable[[Message], None],
     ) -> None:
         self._job = job
-        self._model = build_model(job.model)
+        self._model = model
         self._rank = rank
         self._deploy = deploy
         self._state = state

@@ -18,7 +18,7 @@ import enum
 import msgspec
 
 from resihp.config import JobConfig
-from resihp.errors import NoFeasiblePlan, PlanRejected
+from resihp.errors import NoFeasiblePlan, PlanRejected, UserError
 from resihp.ir.expand import expand
 from resihp.ir.program_bytes import encode_program
 from resihp.monitor.actions import (
@@ -73,6 +73,8 @@ MAX_REOPENINGS = 3
 """How often in a row a generation may fail to open without any rank being lost."""
 NUM_OBSERVED = 2
 """Generations before the present one whose late times are still kept."""
+ERROR_MARK = "resihp: error: "
+"""What an executor's last line begins with where it ended with an error of ours."""
 TIME_BYTES = 8
 """Of one moment in `Observed`."""
 
@@ -316,7 +318,11 @@ class Coordinator:
 
     def _on_exit(self, rank: int, message: ExecutorExited) -> None:
         how = f"signal {-message.code}" if message.code < 0 else f"exit code {message.code}"
-        if self.phase is Phase.STARTING:
+        mistake = _users_mistake(message)
+        if mistake is not None:
+            self._log("refused", rank=rank, why=mistake)
+            self._stop(mistake, UserError.exit_code)
+        elif self.phase is Phase.STARTING:
             self._alive.discard(rank)
             self._stop(f"rank {rank} ended before the start ({how})\n{message.last_words}", 1)
         else:
@@ -584,6 +590,14 @@ class Coordinator:
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
+
+
+def _users_mistake(message: ExecutorExited) -> str | None:
+    """What an executor called the user's mistake when it ended; None where it ended otherwise."""
+    if message.code != UserError.exit_code:
+        return None
+    _, mark, words = message.last_words.rpartition(ERROR_MARK)
+    return words.strip() if mark else None
 
 
 def _ranks(ranks: list[int]) -> str:

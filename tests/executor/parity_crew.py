@@ -16,6 +16,7 @@ from run_work import Site
 
 from resihp.config import JobConfig
 from resihp.executor.inject import Injector
+from resihp.executor.models import build_model
 from resihp.executor.session import Session
 from resihp.executor.state import TrainState
 from resihp.executor.stream import Event
@@ -97,6 +98,7 @@ def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Messa
         msgspec.structs.replace(order.job, job=section),
         site.rank,
         deploy,
+        model=build_model(order.job.model),
         state=state,
         device=site.device,
         batches=batches_of(order.job.parallel.dp),

@@ -64,7 +64,23 @@ def test_a_factory_that_is_not_there_or_does_not_fit_is_the_users_fault(factory,
         built_by(factory)
 
 
-def test_an_error_inside_the_function_passes():
-    """The user needs the traceback of code of their own."""
-    with pytest.raises(ModuleNotFoundError, match="absent_helper"):
-        built_by("user_models:broken")
+@pytest.mark.parametrize(
+    ("factory", "complaint"),
+    [
+        ("user_models:broken", r"raised ModuleNotFoundError: .*absent_helper.*user_models.py:\d+"),
+        ("math:sqrt", r'factory = "math:sqrt": raised TypeError: must be real number'),
+        ("builtins:repr", "it returned a str, which has no num_layers"),
+    ],
+)
+def test_an_error_inside_the_function_is_told_with_its_place(factory, complaint):
+    """And is the cause, for the log to keep its traceback."""
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        built_by(factory)
+    assert (raised.value.__cause__ is None) == ("returned" in complaint)
+
+
+def test_a_module_that_cannot_be_imported_says_why(tmp_path):
+    """A mistake in the user's file is no absent file."""
+    (tmp_path / "torn_models.py").write_text("import absent_helper")
+    with pytest.raises(ConfigError, match=r"importing it raised .*absent_helper.*torn_models.py:1"):
+        built_by("torn_models:whole")

@@ -113,6 +113,20 @@ def test_an_executor_that_ends_before_the_start_stops_the_job():
     assert "no such directory" in desk.end.reason
 
 
+@pytest.mark.parametrize("deployed", [False, True])
+def test_a_mistake_of_the_users_ends_the_job_with_2_and_its_own_words(deployed: bool):
+    """Every rank would find the same one, so nobody is lost and nothing is recovered."""
+    desk = Desk()
+    if deployed:
+        for rank in range(4):
+            desk.say(rank, ready())
+    desk.say(2, exited(2, 'Traceback ...\nresihp: error: [model] factory = "x:y": none\n'))
+    desk.say(3, exited(2, "resihp: error: the same\n"))
+    assert desk.end is not None
+    assert (desk.end.exit_code, desk.end.reason) == (2, '[model] factory = "x:y": none')
+    assert not desk.all_of(Say)
+
+
 def test_a_supervisor_that_is_gone_before_the_start_stops_the_job():
     """As its executor's end would."""
     desk = Desk()

@@ -319,7 +319,10 @@ class CudaDevice:
         """
         give_streams_connections()
         if not torch.cuda.is_available():
-            raise ConfigError('[device] kind = "cuda": torch sees no CUDA device on this host')
+            raise ConfigError(
+                '[device] kind = "cuda": torch sees no CUDA device on this host; '
+                'nearest valid: "cpu"'
+            )
         num_gpus = torch.cuda.device_count()
         self.is_staged = staged or num_local_ranks > num_gpus
         self.torch_device = torch.device("cuda", rank % num_gpus)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from typing import TYPE_CHECKING, Any
+import os
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from resihp.errors import ConfigError
 
@@ -25,30 +27,64 @@ _SIZES = {
 def model_of_factory(config: ModelConfig) -> Model:
     """What the function returns for `config`; ConfigError where it is not there or does not fit.
 
-    An error inside the function is the user's to see: it passes as it is.
+    An error inside the user's code is the cause of that ConfigError, which says where it came from.
     """
     assert config.factory is not None
+    here = f'[model] factory = "{config.factory}"'
     module_name, _, name = config.factory.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # something that the user's module imports
-        raise ConfigError(
-            f'[model] factory = "{config.factory}": no module {error.name} in '
-            f"{', '.join(path or '.' for path in sys.path)}"
-        ) from error
+    except Exception as error:
+        if _is_absent(error, module_name):
+            raise ConfigError(f"{here}: no module {error.name} in {_searched()}") from None
+        raise ConfigError(f"{here}: importing it raised {_told(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(
-            f'[model] factory = "{config.factory}": no function {name} in {module.__file__}'
-        )
-    model: Any = function(config)
+        file = getattr(module, "__file__", None) or f"the built-in module {module_name}"
+        raise ConfigError(f"{here}: no function {name} in {file}")
+    try:
+        model: Any = function(config)
+    except Exception as error:
+        raise ConfigError(f"{here}: raised {_told(error)}") from error
     for ours, theirs in _SIZES.items():
         actual, said = getattr(model, ours, None), getattr(config, theirs)
+        if actual is None:
+            raise ConfigError(
+                f"{here}: it returned a {type(model).__name__}, which has no {ours}; models are "
+                "`resihp.executor.model.Model`s, such as a `ModuleModel`"
+            )
         if actual != said:
             raise ConfigError(
-                f'[model] factory = "{config.factory}": its {ours} is {actual}, and {theirs} is '
-                f"{said}; nearest valid: {theirs} = {actual}"
+                f"{here}: its {ours} is {actual}, and {theirs} is {said}; "
+                f"nearest valid: {theirs} = {actual}"
             )
     return model
+
+
+def _is_absent(error: Exception, module_name: str) -> TypeGuard[ModuleNotFoundError]:
+    """Whether the user's module is not there, rather than something that it imports."""
+    return (
+        isinstance(error, ModuleNotFoundError)
+        and error.name is not None
+        and f"{module_name}.".startswith(f"{error.name}.")
+    )
+
+
+def _searched() -> str:
+    """Where a module of the user's may be."""
+    path = os.environ.get("PYTHONPATH")
+    return (
+        f"{Path.cwd()} or {'PYTHONPATH, which is not set' if not path else f'PYTHONPATH ({path})'}"
+    )
+
+
+def _told(error: Exception) -> str:
+    """The error in one line, with the line of the user's code that raised it, if it is there."""
+    words = " ".join(str(error).split())
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = (
+        ""
+        if frame.filename in (__file__, importlib.__file__)
+        else f" ({frame.filename}:{frame.lineno})"
+    )
+    return f"{type(error).__name__}: {words}{place}"
