@@ -3,7 +3,8 @@
 Each rank says what is at the head of its two streams, whether that waits for its inputs, and
 which receives are missing. With the plan this gives, for each rank, what it does or what it waits
 for and whose turn it is; followed from rank to rank it ends at those that hold all others up, or
-in a circle.
+in a circle. Ranks answer one after the other: what a rank waits for may have been sent since, and
+then nobody else holds it up.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from resihp.wire.messages import At, Positions
 
 __all__ = ["HangReport", "Standing", "describe", "hang_report", "report", "standings"]
 
-_SENDS = {Op.RECV_ACT: (Op.SEND_ACT, -1), Op.RECV_GRAD: (Op.SEND_GRAD, 1)}
-"""What brings a receive's tensor, and at which stage from here."""
+_MAKERS = {Op.RECV_ACT: ((Op.F,), -1), Op.RECV_GRAD: ((Op.B, Op.BW), 1)}
+"""What makes a receive's tensor, and at which stage from here."""
+_LASTING_S = 1.0
+"""Shorter waits may be those of a job that goes on, whose ranks answered at different moments."""
 _GATHERS = (Op.GATHER_ACT, Op.GATHER_GRAD)
 
 
@@ -75,24 +78,47 @@ class _Board:
         if at.compute >= 0:
             missing = _missing_for(program, at)
             if missing:
-                return self._of_receives(program, missing)
+                return self._of_receives(program, missing, at.step)
         if at.comm >= 0:
             return self._of_comm(program, at)
         if at.compute >= 0:
             return f"waits to compute {self._text(program, at.compute)}", ()
         return "is between two iterations", ()
 
-    def _of_receives(self, program: Program, missing: Sequence[int]) -> tuple[str, Iterable[int]]:
+    def _of_receives(
+        self, program: Program, missing: Sequence[int], step: int
+    ) -> tuple[str, Iterable[int]]:
         """Of one or, for a pair, two receives."""
         texts: list[str] = []
         everyone: list[int] = []
         for index in missing:
-            peers = [transfer.peer for transfer in program.instrs[index].transfers]
+            receive = program.instrs[index]
+            peers = [transfer.peer for transfer in receive.transfers]
             group = self.programs[peers[0]].group
-            text = self._text(program, index)
-            texts.append(f"{text} from {group}, whose {self._who(peers)}")
-            everyone += peers
+            owing = [peer for peer in peers if not self._has_made(peer, receive, step)]
+            whose = f", whose {self._who(owing)}" if owing else ", which has sent it"
+            texts.append(f"{self._text(program, index)} from {group}{whose}")
+            everyone += owing
         return f"waits for {' and '.join(texts)}", everyone
+
+    def _has_made(self, rank: int, receive: ProgramInstr, step: int) -> bool:
+        """Whether `rank`, when it answered, was past making what `receive` of `step` brings."""
+        at = self.at.get(rank)
+        if at is None or not at.runs or receive.stage is None:
+            return False
+        if at.step != step:
+            return at.step > step
+        ops, distance = _MAKERS[receive.op]
+        wanted = receive.stage + distance, receive.home, receive.microbatch
+        instrs = self.programs[rank].instrs
+        made = next(
+            index
+            for index, each in enumerate(instrs)
+            if each.op in ops and (each.stage, each.home, each.microbatch) == wanted
+        )
+        # An idle compute stream has done what was before the other stream's head.
+        head = at.compute if at.compute >= 0 else at.comm
+        return head < 0 or head > made
 
     def _of_comm(self, program: Program, at: At) -> tuple[str, Iterable[int]]:
         instr = program.instrs[at.comm]
@@ -100,7 +126,7 @@ class _Board:
         if at.comm_waits:
             missing = [i for i in at.receives if _is_for(program.instrs[i], instr)]
             if missing:
-                return self._of_receives(program, missing[:1])
+                return self._of_receives(program, missing[:1], at.step)
             return f"waits to begin {text}", ()
         if instr.op in _GATHERS:
             ranks = self._behind(program, at.comm, at.step)
@@ -308,6 +334,9 @@ def report(run: Path, positions: Positions) -> Iterator[str]:
         rank: _unheard(positions, rank) for rank in positions.alive if rank not in positions.at
     }
     yield from describe(plan, positions.at, silent)
+    waits = [each for each in standings(plan, positions.at).values() if each.waits_for]
+    if waits and all((each.since_s or 0.0) < _LASTING_S for each in waits):
+        yield f"all waits are younger than {_LASTING_S:g} s: ask again to see what lasts"
 
 
 def _unheard(positions: Positions, rank: int) -> str:

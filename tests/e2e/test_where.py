@@ -64,4 +64,5 @@ def test_the_rank_that_hangs_is_named_while_it_hangs(tmp_path, corpus, monkeypat
         "rank 0  dp0.pp0  waits for `recv_grad 0` from dp0.pp1, whose rank 1 is at `F 0`"
     )
     assert lines[1].startswith("rank 1  dp0.pp1  computes `F 0`, for ")
-    assert lines[-1].startswith("rank 0 waits in the end for rank 1, which computes `F 0`")
+    told = "rank 0 waits in the end for rank 1, which computes `F 0`"
+    assert any(line.startswith(told) for line in lines)

@@ -8,8 +8,10 @@ import pytest
 from resihp.compiler import initial_plan
 from resihp.ir.expand import expand
 from resihp.ir.model import Batch, Instr, Mesh, ModelShape, Op, Plan
-from resihp.monitor.where import describe, standings
-from resihp.wire.messages import At
+from resihp.ir.printer import print_plan
+from resihp.monitor.run_dir import RunDir
+from resihp.monitor.where import describe, report, standings
+from resihp.wire.messages import At, Positions
 
 SHAPE = ModelShape(name="tiny", layers=4, hidden=64, heads=4, kv_heads=4, ffn=96, vocab=272)
 
@@ -53,6 +55,19 @@ def test_a_rank_waits_for_the_one_that_computes_its_input():
     assert found[0].waits_for == ()
     assert found[1].does == "waits for `recv_act 1` from dp0.pp0, whose rank 0 is at `F 1`"
     assert found[1].waits_for == (0,)
+
+
+def test_what_was_sent_meanwhile_is_nobody_s_turn():
+    """The other rank answered later, when it was past it, in this iteration or the next."""
+    plan = plan_of()
+    waiting = lacking(plan, 0, Op.BW, 1, Op.RECV_GRAD)
+    last = index_of(plan, 1, Op.STEP)
+    for other in (computing(plan, 1, Op.F, 2), at(comm=last), at(step=4)):
+        found = standings(plan, {0: waiting, 1: other})
+        assert found[0].does == "waits for `recv_grad 1` from dp0.pp1, which has sent it"
+        assert found[0].waits_for == ()
+    found = standings(plan, {0: waiting, 1: computing(plan, 1, Op.BW, 1)})
+    assert found[0].waits_for == (1,)
 
 
 def with_pair(plan: Plan, op: Op, other: Op) -> Plan:
@@ -159,19 +174,52 @@ def test_the_report_ends_with_who_holds_the_others_up():
     assert lines[-1] == ("ranks 1,2 wait in the end for rank 0, which computes `F 1`, for 12.3 s")
 
 
+def hurried(plan: Plan) -> Plan:
+    """The second position runs F of micro-batch 2 before it gives back a gradient."""
+    (stream,) = (each for each in plan.streams if each.pp == 1)
+    early = [each for each in stream.body if (each.op, each.microbatch) == (Op.F, 2)]
+    rest = [each for each in stream.body if each not in early]
+    place = next(i for i, each in enumerate(rest) if (each.op, each.microbatch) == (Op.BW, 0))
+    body = (*rest[:place], *early, *rest[place:])
+    changed = msgspec.structs.replace(stream, body=body)
+    streams = tuple(changed if each is stream else each for each in plan.streams)
+    return msgspec.structs.replace(plan, streams=streams)
+
+
 def test_a_circle_is_named():
     """Both ranks wait for what the other would send next; no plan that is verified does that."""
-    plan = plan_of()
+    plan = hurried(plan_of())
     lines = list(
         describe(
             plan,
             {
                 0: lacking(plan, 0, Op.BW, 0, Op.RECV_GRAD),
-                1: lacking(plan, 1, Op.F, 1, Op.RECV_ACT),
+                1: lacking(plan, 1, Op.F, 2, Op.RECV_ACT),
             },
         )
     )
     assert lines[-1] == "in a circle: rank 0 -> rank 1 -> rank 0"
+
+
+@pytest.mark.parametrize(("since_s", "is_told"), [(0.2, True), (20.0, False)])
+def test_waits_that_may_be_over_are_told_as_such(tmp_path, since_s, is_told):
+    """Young ones: ranks answer at different moments."""
+    plan = plan_of()
+    (tmp_path / "plans").mkdir()
+    RunDir(tmp_path).plan(1, print_plan(plan), "start")
+    computes = computing(plan, 0, Op.F, 1)
+    waits = msgspec.structs.replace(lacking(plan, 1, Op.F, 1, Op.RECV_ACT), since_s=since_s)
+    positions = Positions(
+        generation=1,
+        phase="running",
+        alive=(0, 1),
+        at={0: computes, 1: waits},
+        heard_s={},
+        beats={},
+    )
+    lines = list(report(tmp_path, positions))
+    assert any("rank 1 waits in the end for rank 0" in line for line in lines)
+    assert ("ask again" in lines[-1]) == is_told
 
 
 @pytest.mark.parametrize("doing", ["builds groups", "stands by"])
