@@ -56,6 +56,11 @@ class UserError(ResihpError):
 
     exit_code: ClassVar[int] = 2
 
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        """`key` of the job file is to blame: whoever has the file adds the line."""
+        super().__init__(message)
+        self.key = key
+
 
 class ConfigError(UserError):
     """The job file holds an unknown key, a wrong type or an impossible value."""
@@ -74,8 +79,10 @@ class PlanRejected(UserError):
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, diagnostics: Sequence[Diagnostic] = ()) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, diagnostics: Sequence[Diagnostic] = (), *, key: str | None = None
+    ) -> None:
+        super().__init__(message, key=key)
         self.diagnostics = tuple(diagnostics)
 
 

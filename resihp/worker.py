@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             job = msgspec.structs.replace(job, inject=())
         rank = _rank(os.environ, job)
         if rank == 0 and not inherited_from_launcher(os.environ):
-            check_job(job)  # `resihp train` did it before it started us
+            check_job(job, args.job)  # `resihp train` did it before it started us
         return asyncio.run(_run(job, rank))
     except CoordinatorLost as error:
         if inherited_from_launcher(os.environ):

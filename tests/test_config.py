@@ -309,6 +309,14 @@ def test_defaults_fill_what_is_not_said():
     assert config.optimizer.beta2 == 0.95
 
 
+@pytest.mark.parametrize(("precision", "numerics"), [("fp32", "bitwise"), ("bf16", "fast")])
+def test_numerics_that_are_not_said_go_with_the_precision(precision, numerics):
+    """Plans in bf16 count on one sum of gradients."""
+    config = loads(f'{JOB}\n[compute]\nprecision = "{precision}"\n')
+    assert config.compute.numerics == numerics
+    assert loads(resolved(config)) == config
+
+
 def test_a_config_says_what_a_plan_needs_of_it():
     """Model, degrees and batch are handed to the compiler under a plan's names."""
     config = loads(JOB)

@@ -163,7 +163,9 @@ def test_a_model_that_is_not_computed_is_refused_by_name(tmp_path, change, messa
 def test_a_file_that_is_not_there_is_named(tmp_path):
     """With the job that names it."""
     (tmp_path / "job.toml").write_text(JOB, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"job.toml: model.config: .*config.json cannot be read"):
+    with pytest.raises(
+        ConfigError, match=r"job.toml:4: model.config = .*config.json cannot be read"
+    ):
         load(tmp_path / "job.toml")
 
 

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from resihp.monitor.preflight import check_job
 
     job = load(args.job)
-    check_job(job)
+    check_job(job, args.job)
 
     async def launch() -> int:
         return await Launcher(job, args.job, inject=not args.no_inject).run()

@@ -28,6 +28,7 @@ from resihp.config.schema import (
     RopeScaling,
 )
 from resihp.config.sizes import format_size, parse_size
+from resihp.config.toml import place_of
 from resihp.config.writing import resolved
 
 __all__ = [
@@ -48,5 +49,6 @@ __all__ = [
     "load",
     "loads",
     "parse_size",
+    "place_of",
     "resolved",
 ]

@@ -205,10 +205,13 @@ class ComputeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     numerics: Numerics = "bitwise"
     """`bitwise`: sums in a fixed order, whoever computes what. `fast`: in the order of arrival.
 
-    In bf16 it is `fast`.
+    In bf16 it is `fast`, also where a job file does not say it.
     """
     recompute: bool = False
-    """Whether B computes again what F made, which then is not kept. Not in a `parallel.plan`."""
+    """Whether B computes again what F made, which then is not kept.
+
+    A `parallel.plan` has its own `recompute` line, and must have one; a CSV of torch gets it.
+    """
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

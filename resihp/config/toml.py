@@ -19,7 +19,7 @@ import msgspec
 from resihp.config.places import line_of
 from resihp.errors import ConfigError
 
-__all__ = ["Problem", "read_file", "read_text"]
+__all__ = ["Problem", "place_of", "read_file", "read_text"]
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 _Document = dict[str, Any]
@@ -79,13 +79,18 @@ def read_text(
     """The sections of a TOML text; `path` names it in errors.
 
     `fill` may add what the text only refers to. `problems` says what must hold between values; the
-    first one is reported. Raises ConfigError.
+    first one is reported. Raises ConfigError, also one of `fill` that has a `key`.
     """
     try:
         document: _Document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
-    document = fill(document)
+    try:
+        document = fill(document)
+    except ConfigError as error:
+        if error.key is None:
+            raise
+        raise _error(Problem(error.key, str(error)), document, text, path) from None
     try:
         decoded = _decode(document, into)
     except _WrongError as wrong:
@@ -94,6 +99,15 @@ def read_text(
     if problem is not None:
         raise _error(problem, document, text, path)
     return decoded
+
+
+def place_of(path: str | Path, key: str) -> str:
+    """`path:line` of the dotted `key`; `path` alone where it has no line of its own."""
+    try:
+        line = line_of(Path(path).read_text(encoding="utf-8"), key)
+    except (OSError, UnicodeDecodeError):  # changed since it was read
+        line = None
+    return str(path) if line is None else f"{path}:{line}"
 
 
 def _decode(document: _Document, into: type[_S]) -> _S:

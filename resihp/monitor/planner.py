@@ -15,14 +15,14 @@ from resihp.compiler.layout import initial_plan
 from resihp.compiler.models import Model
 from resihp.compiler.pricing import Pricing
 from resihp.config import JobConfig
-from resihp.errors import ConfigError, PlanRejected
+from resihp.errors import ConfigError, PlanRejected, UserError
 from resihp.ir.diagnostics import Severity
 from resihp.ir.model import Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.runnable import check_runnable
 from resihp.ir.verify import verify
-from resihp.monitor.given_plan import given_plan
+from resihp.monitor.given_plan import given_plan, refusal
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 from resihp.wire.messages import Emulation
 
@@ -65,7 +65,11 @@ class Planner:
         """
         job = self._job
         if job.parallel.plan is not None:
-            given = self._verified(given_plan(job, job.parallel.plan), previous=None)
+            chosen = given_plan(job, job.parallel.plan)
+            try:
+                given = self._verified(chosen, previous=None)
+            except PlanRejected as error:
+                raise refusal(job.parallel.plan, chosen, error.diagnostics) from None
             return self._timed(given, self._pricing(Health()))
         plan = initial_plan(
             self._shape,
@@ -131,11 +135,15 @@ def _cluster_of(job: JobConfig) -> Cluster:
     """
     world = job.parallel.world
     if job.device.cluster is not None:
-        cluster = find_cluster(job.device.cluster)
+        try:
+            cluster = find_cluster(job.device.cluster)
+        except UserError as error:
+            raise ConfigError(f"device.cluster: {error}", key="device.cluster") from None
         if cluster.num_devices < world:
             raise ConfigError(
                 f'device.cluster = "{job.device.cluster}": it has {cluster.num_devices} devices '
-                f"and the job needs {world}"
+                f"and the job needs {world}",
+                key="device.cluster",
             )
         return cluster
     box = CLUSTERS["cpu-box"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from resihp.config import JobConfig
-from resihp.errors import ConfigError, NoFeasiblePlan
+from resihp.config import JobConfig, place_of
+from resihp.errors import ConfigError, NoFeasiblePlan, UserError
 from resihp.monitor.planner import Planner
 
 __all__ = ["check_job"]
@@ -15,21 +15,37 @@ _KINDS = ("cpu", "cuda", "emulated")
 """Kinds of devices that the executor opens."""
 
 
-def check_job(job: JobConfig) -> None:
-    """Raise ConfigError, naming the key, for what can be seen from here."""
+def check_job(job: JobConfig, path: str | Path) -> None:
+    """Raise UserError, naming key, file and line, for what can be seen from here.
+
+    `path` is the file that `job` was read from.
+    """
+    try:
+        _check(job)
+    except UserError as error:
+        if error.key is not None:
+            error.args = (f"{place_of(path, error.key)}: {error}",)
+        raise
+
+
+def _check(job: JobConfig) -> None:
     _check_device(job.device.kind)
     _check_data(job.data.source)
     _check_runs_dir(Path(job.job.runs_dir))
     try:
         Planner(job).initial()
     except NoFeasiblePlan as error:
-        raise ConfigError(f'device.memory = "{job.device.memory}": {error}') from error
+        raise ConfigError(
+            f'device.memory = "{job.device.memory}": {error}', key="device.memory"
+        ) from error
 
 
 def _check_device(kind: str) -> None:
     if kind not in _KINDS:
         known = " or ".join(f'"{known}"' for known in _KINDS)
-        raise ConfigError(f'device.kind = "{kind}": jobs do not run there yet; use {known}')
+        raise ConfigError(
+            f'device.kind = "{kind}": jobs do not run there yet; use {known}', key="device.kind"
+        )
 
 
 def _check_data(source: str) -> None:
@@ -38,9 +54,12 @@ def _check_data(source: str) -> None:
     path = Path(source)
     what = f'data.source = "{source}"'
     if not path.is_dir():
-        raise ConfigError(f'{what}: no such directory; name one with text files, or use "stdlib"')
+        raise ConfigError(
+            f'{what}: no such directory; name one with text files, or use "stdlib"',
+            key="data.source",
+        )
     if not any(entry.is_file() for entry in path.rglob("*")):
-        raise ConfigError(f"{what}: the directory holds no file")
+        raise ConfigError(f"{what}: the directory holds no file", key="data.source")
 
 
 def _check_runs_dir(path: Path) -> None:
@@ -49,6 +68,10 @@ def _check_runs_dir(path: Path) -> None:
         parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists()
     )
     if not existing.is_dir():
-        raise ConfigError(f'job.runs_dir = "{path}": {existing} is not a directory')
+        raise ConfigError(
+            f'job.runs_dir = "{path}": {existing} is not a directory', key="job.runs_dir"
+        )
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f'job.runs_dir = "{path}": {existing} is not writable')
+        raise ConfigError(
+            f'job.runs_dir = "{path}": {existing} is not writable', key="job.runs_dir"
+        )

@@ -14,6 +14,7 @@ from resihp.ir.model import Resume
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.monitor.planner import Planner
+from resihp.monitor.preflight import check_job
 
 
 def test_the_plan_of_the_file_is_the_first_one(tmp_path: Path):
@@ -44,9 +45,58 @@ def test_a_plan_that_goes_on_from_another_is_refused(tmp_path: Path):
 def test_a_plan_with_a_fault_is_refused_by_the_verifier(tmp_path: Path):
     """A micro-batch that is run twice."""
     job = job_of()
-    text = Planner(job).initial().text.replace("  F 1\n", "  F 0\n", 1)
-    with pytest.raises(PlanRejected, match="the verifier refused the plan"):
+    text = f"# a line more\n{Planner(job).initial().text}"
+    line = text[: text.index("  F 1\n")].count("\n") + 1
+    says = rf"parallel.plan = .*x.plan:{line}: RHP302: .* \(and 1 more\); `resihp verify .*`"
+    with pytest.raises(PlanRejected, match=says):
+        Planner(naming(job, tmp_path, text.replace("  F 1\n", "  F 0\n", 1))).initial()
+
+
+def test_a_plan_that_does_not_fit_the_jobs_devices_is_no_fault_of_the_file(tmp_path: Path):
+    """`resihp verify` of the file alone would find nothing."""
+    job = job_of()
+    text = Planner(job).initial().text
+    small = msgspec.structs.replace(job.device, memory="64KiB")
+    job = msgspec.structs.replace(job, device=small)
+    with pytest.raises(PlanRejected, match=r"the capacity is device\.memory of the job file"):
         Planner(naming(job, tmp_path, text)).initial()
+
+
+def test_a_plan_says_itself_which_stages_recompute(tmp_path: Path):
+    """A job that wants it is not begun without; a schedule of torch has no way to say it."""
+    job = recomputing(job_of(pp=2))
+    text = Planner(job_of(pp=2)).initial().text
+    with pytest.raises(ConfigError, match=r"compute.recompute = true, .*write `recompute 0,1`"):
+        Planner(naming(job, tmp_path, text)).initial()
+    said = Planner(job).initial().text
+    assert Planner(naming(job, tmp_path, said)).initial().plan.recompute == (0, 1)
+    assert Planner(with_csv(job, tmp_path, COMPUTE)).initial().plan.recompute == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("plan", "nowhere.plan", "job.toml:2: parallel.plan = .*no such file"),
+        ("memory", "64KiB", "job.toml:4: device.memory = "),
+        ("cluster", "nope", "job.toml:5: device.cluster: cluster 'nope' is no preset"),
+    ],
+)
+def test_what_stops_a_job_before_it_starts_has_a_line(
+    tmp_path: Path, key: str, value: str, message: str
+):
+    """That of the key in the job file."""
+    path = tmp_path / "job.toml"
+    path.write_text('[parallel]\nplan = "x"\n[device]\nmemory = "x"\ncluster = "x"\n')
+    job = job_of()
+    section = "parallel" if key == "plan" else "device"
+    wrong = msgspec.structs.replace(getattr(job, section), **{key: value})
+    with pytest.raises(ConfigError, match=message):
+        check_job(msgspec.structs.replace(job, **{section: wrong}), path)
+
+
+def recomputing(job: JobConfig) -> JobConfig:
+    compute = msgspec.structs.replace(job.compute, recompute=True)
+    return msgspec.structs.replace(job, compute=compute)
 
 
 @pytest.mark.parametrize(
