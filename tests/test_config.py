@@ -89,7 +89,7 @@ GOLDEN = [
         "nearest valid: 8",
     ),
     ("tp = 2", "tp = true", "job.toml:13: parallel.tp = true: expected int, got bool"),
-    ("tp = 2", "tp = 0", "job.toml:13: parallel.tp = 0: expected int >= 1"),
+    ("tp = 2", "tp = 0", "job.toml:13: parallel.tp = 0: expected int >= 1; nearest valid: 1"),
     (
         "pp = 2",
         "pp = 7",
@@ -149,7 +149,7 @@ GOLDEN = [
     (
         "vocab_size = 272",
         "vocab_size = 272\ntie_word_embeddings = 0",
-        "job.toml:11: model.tie_word_embeddings = 0: expected bool, got int",
+        "job.toml:11: model.tie_word_embeddings = 0: must be true or false; nearest valid: false",
     ),
     (
         "[model]",
@@ -192,6 +192,12 @@ GOLDEN = [
         "job.toml:12: model.rope_scaling.rope_type: is missing",
     ),
     (
+        "[model]",
+        '[model]\nfactory = "nope"',
+        'job.toml:5: model.factory = "nope": must be a module and a function in it, such as '
+        "plain:transformer",
+    ),
+    (
         "tokens = 256",
         "tokens = 255",
         "job.toml:20: batch.tokens = 255: must be a multiple of parallel.tp (2), which cuts "
@@ -225,7 +231,7 @@ GOLDEN = [
     (
         "[device]",
         "[compute]\nrecompute = 1\n[device]",
-        "job.toml:26: compute.recompute = 1: expected bool, got int",
+        "job.toml:26: compute.recompute = 1: must be true or false; nearest valid: true",
     ),
     (
         "rank = 5",

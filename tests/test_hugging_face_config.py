@@ -137,8 +137,11 @@ REFUSED = [
     ({"attention_dropout": 0.1}, "attention_dropout = 0.1 is not computed here; only 0.0 is"),
     ({"head_dim": 128}, "head_dim = 128 is not computed here; only 64 is"),
     ({"model_type": "llama", "mlp_bias": True}, "mlp_bias = True is not computed here"),
-    ({"model_type": "mamba"}, "not the config.json of a llama or qwen2: Invalid enum value"),
-    ({"hidden_size": None}, "missing required field `hidden_size`"),
+    (
+        {"model_type": "mamba"},
+        'not the config.json of a llama or qwen2: model_type = "mamba": must be "llama" or',
+    ),
+    ({"hidden_size": None}, "missing required field hidden_size"),
     (
         {"rope_scaling": {"rope_type": "yarn", "mscale": 0.7, **YARN}},
         "rope_scaling has mscale = 0.7, which is not read here",
@@ -148,7 +151,7 @@ REFUSED = [
         'rope_type = "dynamic": must be "default" or "linear" or "llama3" or "yarn"',
     ),
     ({"num_key_value_heads": 3}, "must divide num_attention_heads (14); nearest valid: 2"),
-    ({"hidden_size": "896"}, "Expected `int`, got `str`"),
+    ({"hidden_size": "896"}, "hidden_size: expected int, got str"),
 ]
 
 

@@ -35,6 +35,14 @@ _ROPE_KEYS = (
 )
 
 
+_KINDS = ("llama", "qwen2")
+_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    model_type: str
+
+
 class _File(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of the file; a default is what Hugging Face takes where the key is missing."""
 
@@ -76,10 +84,7 @@ def model_table(data: bytes, path: str) -> dict[str, object]:
         raise ConfigError(
             f"{path}: longer than {MAX_CONFIG_BYTES} bytes; this is no model's config.json"
         )
-    try:
-        file = msgspec.json.decode(data, type=_File)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: not the config.json of a llama or qwen2: {error}") from None
+    file = _decoded(data, path)
     for refused in _refusals(file):
         raise ConfigError(
             f"{path}: {refused.key} = {refused.value!r} is not computed here; "
@@ -95,6 +100,22 @@ def model_table(data: bytes, path: str) -> dict[str, object]:
     if file.model_type == "llama":
         table["attention_bias"] = file.attention_bias
     return table | _rope(file, path)
+
+
+def _decoded(data: bytes, path: str) -> _File:
+    this = f"{path}: not the config.json of a llama or qwen2"
+    try:
+        kind = msgspec.json.decode(data, type=_Kind).model_type
+        if kind not in _KINDS:
+            known = " or ".join(f'"{known}"' for known in _KINDS)
+            raise ConfigError(f'{this}: model_type = "{kind}": must be {known}')
+        return msgspec.json.decode(data, type=_File)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).replace("`", "").partition(" - at $.")
+        what = what[:1].lower() + what[1:]
+        raise ConfigError(f"{this}: {f'{where}: ' if where else ''}{what}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{this}: no JSON: {error}") from None
 
 
 def _refusals(file: _File) -> list[_Refused]:
@@ -119,6 +140,9 @@ def _rope(file: _File, path: str) -> dict[str, object]:
     table: dict[str, object] = {"rope_theta": theta}
     if kind == "default":
         return table
+    if kind not in _ROPE_KINDS:
+        known = " or ".join(f'"{known}"' for known in _ROPE_KINDS)
+        raise ConfigError(f'{path}: rope_scaling: rope_type = "{kind}": must be {known}')
     for key, value in said.items():
         if key not in _ROPE_KEYS and (key, value) != ("truncate", True):
             raise ConfigError(f"{path}: rope_scaling has {key} = {value!r}, which is not read here")

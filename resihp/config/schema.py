@@ -57,7 +57,14 @@ DeviceKind = Literal["cpu", "cuda", "emulated"]
 class JobSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[job]`: how long it runs and where it writes."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "job"
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            description="at most 64 letters, digits, dots, dashes and underscores, and begin with "
+            "a letter or digit",
+        ),
+    ] = "job"
     steps: Count
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     runs_dir: Annotated[str, Meta(min_length=1)] = "runs"
@@ -103,7 +110,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether the head uses the embedding's table."""
     attention_bias: bool = False
     """llama: whether the four projections of attention have biases; qwen2 has them on three."""
-    factory: Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    factory: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+                description="a module and a function in it, such as plain:transformer",
+            ),
+        ]
+        | None
+    ) = None
     """module:function that makes the model instead; the sizes above are what plans know of it."""
 
     @property

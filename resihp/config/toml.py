@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 import msgspec
 
 from resihp.config.places import line_of
+from resihp.config.wording import wanted
 from resihp.errors import ConfigError
 
 __all__ = ["Problem", "place_of", "read_file", "read_text"]
@@ -160,8 +161,7 @@ def _value(value: object, value_type: object, key: str) -> object:
     try:
         return msgspec.convert(value, cast("type[object]", value_type))
     except msgspec.ValidationError as error:
-        wanted = str(error).replace("`", "")
-        raise _WrongError(key, wanted[:1].lower() + wanted[1:]) from None
+        raise _WrongError(key, wanted(value, value_type, error)) from None
 
 
 def _table_of(value_type: object) -> type[msgspec.Struct] | None:
