@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor bench-chunks gpu-check clean bench-heartbeats
+.PHONY: demo test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor bench-iteration bench-chunks gpu-check clean bench-heartbeats
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -98,6 +98,10 @@ bench-heartbeats: $(VENV)/.run
 # An iteration, ours against torch.distributed.pipelining, in pairs on an idle machine.
 bench-executor: $(VENV)/.run
 	$(BIN)/python benchmarks/executor_speed.py $(ARGS)
+
+# Real iterations of two ranks beside the simulator's makespan at their own chunk times.
+bench-iteration: $(VENV)/.run
+	$(BIN)/python benchmarks/real_iteration.py $(ARGS)
 
 # F, B and W of a stage, in CPU time beside plain autograd.
 bench-chunks: $(VENV)/.run
