@@ -63,7 +63,7 @@ class _Prices:
             layers = lane.placement.layers[task.stage]
             again = task.stage in self._plan.recompute
             return self._pricing.compute_s(lane.group, layers, op, mine, recomputes=again)
-        if op in (Op.SEND_ACT, Op.SEND_GRAD):
+        if op.is_send:
             return self._crossing(lane, index)
         return 0.0
 

@@ -16,6 +16,7 @@ import msgspec
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed, ResihpError, UserError
+from resihp.executor.joining import Joining
 from resihp.executor.lateness import Lateness
 from resihp.executor.pause import current_pause
 from resihp.wire.channel import Channel
@@ -71,13 +72,7 @@ class State(Protocol):
 class Session(Protocol):
     """One generation on this rank."""
 
-    store_port: asyncio.Future[int]
-    go: asyncio.Future[None]
-
-    @property
-    def generation(self) -> int:
-        """Its number."""
-        ...
+    joining: Joining
 
     def at(self) -> At:
         """Where it is; how long it has been there is for the caller to say."""
@@ -156,20 +151,18 @@ class Executor:
                     self._open(message)
                 case StoreAt() if self._is_current(message.generation):
                     assert self._session is not None
-                    if not self._session.store_port.done():
-                        self._session.store_port.set_result(message.port)
+                    self._session.joining.opened(message.port)
                 case AskWhere():
                     self._send(self._where())
                 case Go() if self._is_current(message.generation):
                     assert self._session is not None
-                    if not self._session.go.done():
-                        self._session.go.set_result(None)
+                    self._session.joining.went()
                 case _:
                     pass  # of a generation that is over
         return 1  # the supervisor is gone, and we with it
 
     def _is_current(self, generation: int) -> bool:
-        return self._session is not None and self._session.generation == generation
+        return self._session is not None and self._session.joining.generation == generation
 
     # --- generations
 
@@ -191,7 +184,7 @@ class Executor:
         except* ResihpError as group:
             # A peer may be gone. The verdict comes from the coordinator, as `Close`.
             what = "; ".join(str(error) for error in _leaves(group))
-            self._send(Trouble(generation=session.generation, what=what))
+            self._send(Trouble(generation=session.joining.generation, what=what))
         except* Exception:
             traceback.print_exc()
             if not self._failure.done():

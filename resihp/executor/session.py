@@ -23,6 +23,7 @@ from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
 from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.iterations import iterate
+from resihp.executor.joining import Joining
 from resihp.executor.local_world import check_program
 from resihp.executor.memberships import memberships
 from resihp.executor.model import Model
@@ -78,30 +79,15 @@ class Session:
         self._injector = injector
         self._send = send
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
-        loop = asyncio.get_running_loop()
-        self.store_port: asyncio.Future[int] = loop.create_future()
-        self.go: asyncio.Future[None] = loop.create_future()
+        self.joining = Joining(deploy.generation, "builds groups")
         self._store: Any = None
         self._groups: Groups | None = None
         self._interpreter: Interpreter | None = None
         self._left = False
-        self._doing = "builds groups"
-
-    @property
-    def generation(self) -> int:
-        """Its number."""
-        return self._deploy.generation
 
     def at(self) -> At:
         """Where it is; how long it has been there is for the caller to say."""
-        if self._interpreter is None:
-            return At(generation=self.generation, runs=False, doing=self._doing)
-        return At(
-            generation=self.generation,
-            runs=True,
-            doing="runs",
-            **self._interpreter.where()._asdict(),
-        )
+        return self.joining.at(self._interpreter)
 
     async def run(self) -> None:
         """Join the generation and run it to the end of the job."""
@@ -118,21 +104,21 @@ class Session:
         check_program(program, self._job, self._rank, deploy.peers)
         self._device.begin(deploy.generation, deploy.key, deploy.peers)
         groups = await self._build_groups(plan, program)
-        self._doing = "moves state"
+        self.joining.doing = "moves state"
         holding, moved_bytes = await self._move_state(plan, program)
         assert holding is not None
         hashes = await self._device.comm.submit(
             lambda: shard_hashes(self._model, holding, plan.mesh.tp)
         ).wait_async()
         state.prepare(deploy.generation, holding)
-        self._send(Joined(generation=self.generation, hashes=hashes, moved_bytes=moved_bytes))
-        self._doing = "waits for the others to join"
+        self._send(Joined(generation=deploy.generation, hashes=hashes, moved_bytes=moved_bytes))
+        self.joining.doing = "waits for the others to join"
         self._log(
             f"{program.group} member {program.tp_index} of {program.tp}, "
             f"layers {', '.join(map(str, program.layers))}, from step {state.version}, "
             f"{moved_bytes} bytes of state received"
         )
-        await self.go
+        await self.joining.go
         state.go()
         self._injector.num_instrs = len(program.instrs)
         self._interpreter = await self._make_interpreter(plan, holding, groups)
@@ -140,7 +126,7 @@ class Session:
             self._interpreter,
             state,
             num_steps=self._job.job.steps,
-            generation=self.generation,
+            generation=self._deploy.generation,
             send=self._send,
         )
 
@@ -148,18 +134,18 @@ class Session:
         """Without a place in the plan: give away what others need, then wait."""
         deploy = self._deploy
         self._device.begin(deploy.generation, deploy.key, deploy.peers)
-        self._doing = "moves state"
+        self.joining.doing = "moves state"
         await self._move_state(plan, None)
-        self._doing = "stands by"
+        self.joining.doing = "stands by"
         self._state.prepare(deploy.generation, None)
-        self._send(Joined(generation=self.generation, hashes={}, moved_bytes=0))
+        self._send(Joined(generation=self._deploy.generation, hashes={}, moved_bytes=0))
         self._log("standby")
-        await self.go
+        await self.joining.go
         self._state.go()
 
     def _log(self, line: str) -> None:
         """Into this rank's log file."""
-        print(f"generation {self.generation}: {line}", flush=True)
+        print(f"generation {self._deploy.generation}: {line}", flush=True)
 
     # --- joining
 
@@ -168,13 +154,13 @@ class Session:
         timing = self._timing
         if self._deploy.store_rank == self._rank:
             self._store, port = await in_thread(lambda: open_store(timing.join_s))
-            self._send(StoreOpened(generation=self.generation, port=port))
-        port = await self.store_port
+            self._send(StoreOpened(generation=self._deploy.generation, port=port))
+        port = await self.joining.store_port
 
         def build() -> dict[str, Communicator]:
             factory = self._device.groups(
                 port,
-                self.generation,
+                self._deploy.generation,
                 self._rank,
                 connect_s=timing.join_s,
                 collective_s=timing.collective_s,
@@ -249,10 +235,7 @@ class Session:
         for stream in streams:
             stream.cancel()
         self._device.end()
-        for future in (self.store_port, self.go):
-            if not future.done():
-                future.set_exception(GenerationClosed("the generation is over"))
-                future.exception()  # nobody may be waiting
+        self.joining.close()
         self._store = None  # wakes peers that still connect through it
         idle = asyncio.ensure_future(_idle(streams))
         for attempt in itertools.count(1):

@@ -101,6 +101,21 @@ class Op(enum.IntEnum):
         return self <= Op.BW
 
     @property
+    def is_send(self) -> bool:
+        """Of an activation or a gradient."""
+        return self is Op.SEND_ACT or self is Op.SEND_GRAD
+
+    @property
+    def is_receive(self) -> bool:
+        """Of an activation or a gradient."""
+        return self is Op.RECV_ACT or self is Op.RECV_GRAD
+
+    @property
+    def is_gather(self) -> bool:
+        """Of the chunks of an activation or a gradient."""
+        return self is Op.GATHER_ACT or self is Op.GATHER_GRAD
+
+    @property
     def is_transfer(self) -> bool:
         """A send or a receive."""
         return self in _TRANSFERS

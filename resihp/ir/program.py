@@ -10,6 +10,7 @@ from resihp.ir.model import (
     FORMAT_VERSION,
     Batch,
     GroupName,
+    Instr,
     LayerRange,
     Mesh,
     ModelShape,
@@ -104,10 +105,17 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Stages of the whole model that compute their forward again in B."""
     version: int = FORMAT_VERSION
 
+    def written(self, index: int) -> Instr:
+        """Instruction `index` as the stream of its group has it: defaults are left out."""
+        instr = self.instrs[index]
+        home = None if instr.home == self.group.replica else instr.home
+        stage = None if len(self.stages) == 1 else instr.stage
+        return Instr(instr.op, instr.microbatch, home, stage)
+
     @property
     def send_targets(self) -> frozenset[int]:
         """Ranks that it sends activations or gradients to."""
-        sends = (instr for instr in self.instrs if instr.op in (Op.SEND_ACT, Op.SEND_GRAD))
+        sends = (instr for instr in self.instrs if instr.op.is_send)
         return frozenset(transfer.peer for instr in sends for transfer in instr.transfers)
 
     @property

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from resihp.ir.circle import shortest_circle
 from resihp.ir.expand import expand
-from resihp.ir.model import Instr, Op, Plan
+from resihp.ir.model import Op, Plan
 from resihp.ir.parser import parse
 from resihp.ir.program import Program, ProgramInstr
 from resihp.ir.statements import spell_instr, spell_numbers
@@ -27,7 +28,6 @@ _MAKERS = {Op.RECV_ACT: ((Op.F,), -1), Op.RECV_GRAD: ((Op.B, Op.BW), 1)}
 """What makes a receive's tensor, and at which stage from here."""
 _LASTING_S = 1.0
 """Shorter waits may be those of a job that goes on, whose ranks answered at different moments."""
-_GATHERS = (Op.GATHER_ACT, Op.GATHER_GRAD)
 
 
 class Standing(NamedTuple):
@@ -73,7 +73,7 @@ class _Board:
 
     def _of_streams(self, program: Program, at: At) -> tuple[str, Iterable[int]]:
         if at.compute >= 0 and not at.compute_waits:
-            text = self._text(program, at.compute)
+            text = _text(program, at.compute)
             return f"computes {text}", self._behind(program, at.compute, at.step)
         if at.compute >= 0:
             missing = _missing_for(program, at)
@@ -82,7 +82,7 @@ class _Board:
         if at.comm >= 0:
             return self._of_comm(program, at)
         if at.compute >= 0:
-            return f"waits to compute {self._text(program, at.compute)}", ()
+            return f"waits to compute {_text(program, at.compute)}", ()
         return "is between two iterations", ()
 
     def _of_receives(
@@ -97,7 +97,7 @@ class _Board:
             group = self.programs[peers[0]].group
             owing = [peer for peer in peers if not self._has_made(peer, receive, step)]
             whose = f", whose {self._who(owing)}" if owing else ", which has sent it"
-            texts.append(f"{self._text(program, index)} from {group}{whose}")
+            texts.append(f"{_text(program, index)} from {group}{whose}")
             everyone += owing
         return f"waits for {' and '.join(texts)}", everyone
 
@@ -122,13 +122,13 @@ class _Board:
 
     def _of_comm(self, program: Program, at: At) -> tuple[str, Iterable[int]]:
         instr = program.instrs[at.comm]
-        text = self._text(program, at.comm)
+        text = _text(program, at.comm)
         if at.comm_waits:
             missing = [i for i in at.receives if _is_for(program.instrs[i], instr)]
             if missing:
                 return self._of_receives(program, missing[:1], at.step)
             return f"waits to begin {text}", ()
-        if instr.op in _GATHERS:
+        if instr.op.is_gather:
             ranks = self._behind(program, at.comm, at.step)
         else:
             ranks = self._not_at(instr, at.step)
@@ -154,7 +154,7 @@ class _Board:
             return at.doing
         if head < 0:
             return "is between two iterations"
-        return f"is at {self._text(self.programs[rank], head)}"
+        return f"is at {_text(self.programs[rank], head)}"
 
     def _behind(self, program: Program, index: int, step: int) -> list[int]:
         """Members of the group that have not come to instruction `index`."""
@@ -194,12 +194,9 @@ class _Board:
             return 0 <= other < index
         return head < index or (head == index and waits)
 
-    def _text(self, program: Program, index: int) -> str:
-        """An instruction as the stream of its group writes it."""
-        instr = program.instrs[index]
-        stage = None if len(program.stages) == 1 else instr.stage
-        home = None if instr.home == program.group.replica else instr.home
-        return f"`{spell_instr(Instr(instr.op, instr.microbatch, home, stage))}`"
+
+def _text(program: Program, index: int) -> str:
+    return f"`{spell_instr(program.written(index))}`"
 
 
 def _missing_for(program: Program, at: At) -> list[int]:
@@ -232,11 +229,7 @@ def describe(
 
     `silent` says of ranks that did not answer what is known of them.
     """
-    told = hang_report(plan, at, silent or {})
-    yield from told.ranks
-    if told.verdict:
-        yield ""
-        yield from told.verdict
+    yield from hang_report(plan, at, silent or {}).lines()
 
 
 class HangReport(NamedTuple):
@@ -245,12 +238,26 @@ class HangReport(NamedTuple):
     ranks: list[str]
     verdict: list[str]
     """Who holds all others up; empty if nobody waits."""
+    is_young: bool
+    """No wait is long enough to say that it lasts."""
+
+    def lines(self) -> Iterator[str]:
+        """The ranks, then the verdict."""
+        yield from self.ranks
+        if self.verdict:
+            yield ""
+            yield from self.verdict
 
 
 def hang_report(plan: Plan, at: Mapping[int, At], silent: Mapping[int, str]) -> HangReport:
     """A line for each rank, and who holds all others up (see `describe`)."""
     found = standings(plan, at)
-    return HangReport(list(_ranks(plan, found, silent)), list(_verdict(found, silent)))
+    waits = [each for each in found.values() if each.waits_for]
+    return HangReport(
+        ranks=list(_ranks(plan, found, silent)),
+        verdict=list(_verdict(found, silent)),
+        is_young=all((each.since_s or 0.0) < _LASTING_S for each in waits),
+    )
 
 
 def _ranks(plan: Plan, found: Mapping[int, Standing], silent: Mapping[int, str]) -> Iterator[str]:
@@ -281,7 +288,7 @@ def _verdict(found: Mapping[int, Standing], silent: Mapping[int, str]) -> Iterat
         many = len(held) > 1
         ranks = f"rank{'s' if many else ''} {spell_numbers(sorted(held))}"
         yield f"{ranks} wait{'' if many else 's'} in the end for rank {rank}, which {does}"
-    circle = _circle(waiting)
+    circle = shortest_circle(waiting)
     if circle:
         yield f"in a circle: {' -> '.join(f'rank {rank}' for rank in (*circle, circle[0]))}"
 
@@ -299,27 +306,6 @@ def _ends_of(rank: int, waiting: Mapping[int, Sequence[int]]) -> set[int]:
     return ends
 
 
-def _circle(waiting: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
-    """Ranks that wait for each other in turn; empty where no wait is without an end."""
-    left = {
-        rank: {other for other in others if other in waiting} for rank, others in waiting.items()
-    }
-    while True:
-        free = [rank for rank, others in left.items() if not others]
-        if not free:
-            break
-        for rank in free:
-            del left[rank]
-        for others in left.values():
-            others.difference_update(free)
-    if not left:
-        return ()
-    path = [min(left)]
-    while (following := min(left[path[-1]])) not in path:
-        path.append(following)
-    return tuple(path[path.index(following) :])
-
-
 def report(run: Path, positions: Positions) -> Iterator[str]:
     """The lines that `resihp where` prints of a run."""
     path = RunDir(run).plan_path(positions.generation)
@@ -333,9 +319,9 @@ def report(run: Path, positions: Positions) -> Iterator[str]:
     silent = {
         rank: _unheard(positions, rank) for rank in positions.alive if rank not in positions.at
     }
-    yield from describe(plan, positions.at, silent)
-    waits = [each for each in standings(plan, positions.at).values() if each.waits_for]
-    if waits and all((each.since_s or 0.0) < _LASTING_S for each in waits):
+    told = hang_report(plan, positions.at, silent)
+    yield from told.lines()
+    if told.verdict and told.is_young:
         yield f"all waits are younger than {_LASTING_S:g} s: ask again to see what lasts"
 
 

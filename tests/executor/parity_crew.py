@@ -65,8 +65,8 @@ async def train(site: Site) -> Stand:
     state: TrainState = memory.setdefault("state", TrainState(order.job))
     messages: list[Message] = []
     session = _session(site, order, state, messages)
-    session.store_port.set_result(site.store_port)
-    session.go.set_result(None)
+    session.joining.opened(site.store_port)
+    session.joining.went()
     with contextlib.redirect_stdout(None):  # its log
         await session.run()
     memory["session"] = session

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resihp.errors import ConfigError
 from resihp.ir.expand import expand
-from resihp.ir.model import Op
 
 if TYPE_CHECKING:
     from resihp.ir.model import Plan
@@ -53,7 +52,7 @@ def plan_edges(plan: Plan) -> list[Edge]:
     first_use: dict[Edge, int] = {}
     for rank in plan.active_ranks:
         for index, instr in enumerate(expand(plan, rank).instrs):
-            if instr.op in (Op.SEND_ACT, Op.SEND_GRAD):
+            if instr.op.is_send:
                 for transfer in instr.transfers:
                     first_use.setdefault(Edge(rank, transfer.peer), index)
     return sorted(first_use, key=lambda edge: (first_use[edge], edge))

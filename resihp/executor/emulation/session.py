@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from resihp.config import JobConfig
-from resihp.errors import GenerationClosed
 from resihp.executor.device.interface import Tag
 from resihp.executor.emulation.clock import Clock
 from resihp.executor.emulation.remote import RemoteMeeting, RemoteWire
@@ -17,6 +16,7 @@ from resihp.executor.emulation.work import EmulatedWork
 from resihp.executor.inject import Injector
 from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.iterations import iterate
+from resihp.executor.joining import Joining
 from resihp.executor.local_world import check_program
 from resihp.executor.transport import Transport
 from resihp.ir.model import Op, Plan
@@ -57,23 +57,12 @@ class EmulatedSession:
         self._transport = transport
         self._injector = injector
         self._send = send
-        loop = asyncio.get_running_loop()
-        self.store_port: asyncio.Future[int] = loop.create_future()
-        self.go: asyncio.Future[None] = loop.create_future()
+        self.joining = Joining(deploy.generation, "connects")
         self._interpreter: Interpreter | None = None
-        self._doing = "connects"
-
-    @property
-    def generation(self) -> int:
-        """Its number."""
-        return self._deploy.generation
 
     def at(self) -> At:
         """Where it is; how long it has been there is for the caller to say."""
-        if self._interpreter is None:
-            return At(generation=self.generation, runs=False, doing=self._doing)
-        where = self._interpreter.where()._asdict()
-        return At(generation=self.generation, runs=True, doing="runs", **where)
+        return self.joining.at(self._interpreter)
 
     async def run(self) -> None:
         """Join the generation and run it to the end of the job."""
@@ -89,14 +78,14 @@ class EmulatedSession:
         self._transport.begin(deploy.generation, deploy.key, deploy.peers)
         if program is not None:
             await self._transport.connect(_peers(plan, program))
-        self._doing = "moves state"
+        self.joining.doing = "moves state"
         moved_bytes = await self._move(emulated)
         self._state.prepare(deploy.generation, holds_layers=program is not None)
-        self._send(Joined(generation=self.generation, hashes={}, moved_bytes=moved_bytes))
-        self._doing = "waits for the others to join" if program is not None else "stands by"
+        self._send(Joined(generation=self.joining.generation, hashes={}, moved_bytes=moved_bytes))
+        self.joining.doing = "waits for the others to join" if program is not None else "stands by"
         where = "standby" if program is None else str(program.group)
-        print(f"generation {self.generation}: emulated, {where}", flush=True)
-        await self.go
+        print(f"generation {self.joining.generation}: emulated, {where}", flush=True)
+        await self.joining.go
         self._state.go()
         if program is not None:
             self._injector.num_instrs = len(program.instrs)
@@ -105,7 +94,7 @@ class EmulatedSession:
                 self._interpreter,
                 self._state,
                 num_steps=self._job.job.steps,
-                generation=self.generation,
+                generation=self.joining.generation,
                 send=self._send,
             )
 
@@ -154,10 +143,7 @@ class EmulatedSession:
         self._compute.cancel()
         self._comm.cancel()
         self._transport.end()
-        for future in (self.store_port, self.go):
-            if not future.done():
-                future.set_exception(GenerationClosed("the generation is over"))
-                future.exception()  # nobody may be waiting
+        self.joining.close()
         await self._compute.when_idle().wait_async()
         await self._comm.when_idle().wait_async()
         if self._interpreter is not None:

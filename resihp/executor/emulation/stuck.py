@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from resihp.executor.emulation.stream import EmulatedStream
 from resihp.executor.emulation.world import EmulatedRank
-from resihp.ir.model import Instr
+from resihp.ir.circle import shortest_circle
 from resihp.ir.program import Program
 from resihp.ir.statements import spell_instr, spell_numbers
 
@@ -62,37 +61,14 @@ def _missing_members(stream: EmulatedStream) -> tuple[int, ...]:
 
 def circle_of(waits: Sequence[Wait]) -> list[Wait]:
     """A shortest circle of waits; empty where there is none."""
-    links: dict[int, list[Wait]] = {}
+    links: dict[int, set[int]] = {}
     for wait in waits:
-        links.setdefault(wait.rank, []).append(wait)
-    found: list[Wait] = []
-    for start in links:
-        circle = _back_to(start, links)
-        if circle and (not found or len(circle) < len(found)):
-            found = circle
-    return found
-
-
-def _back_to(start: int, links: Mapping[int, Sequence[Wait]]) -> list[Wait]:
-    came_by: dict[int, Wait] = {}
-    unseen = deque([start])
-    while unseen:
-        rank = unseen.popleft()
-        for wait in links.get(rank, ()):
-            for target in wait.missing:
-                if target == start:
-                    return _path(wait, start, came_by)
-                if target not in came_by:
-                    came_by[target] = wait
-                    unseen.append(target)
-    return []
-
-
-def _path(last: Wait, start: int, came_by: Mapping[int, Wait]) -> list[Wait]:
-    path = [last]
-    while path[-1].rank != start:
-        path.append(came_by[path[-1].rank])
-    return path[::-1]
+        links.setdefault(wait.rank, set()).update(wait.missing)
+    circle = shortest_circle({rank: sorted(others) for rank, others in links.items()})
+    return [
+        next(wait for wait in waits if wait.rank == rank and other in wait.missing)
+        for rank, other in zip(circle, [*circle[1:], *circle[:1]], strict=True)
+    ]
 
 
 def _sentence(wait: Wait, ranks: Mapping[int, EmulatedRank]) -> str:
@@ -107,8 +83,4 @@ def _sentence(wait: Wait, ranks: Mapping[int, EmulatedRank]) -> str:
 
 def _text(program: Program, index: int) -> str:
     """An instruction as a plan has it, with its place in the program."""
-    instr = program.instrs[index]
-    home = None if instr.home == program.group.replica else instr.home
-    stage = None if len(program.stages) == 1 else instr.stage
-    written = spell_instr(Instr(instr.op, instr.microbatch, home, stage))
-    return f"`{written}` (instruction {index})"
+    return f"`{spell_instr(program.written(index))}` (instruction {index})"

@@ -10,9 +10,6 @@ from resihp.ir.program import Program, ProgramInstr
 
 __all__ = ["Flow", "flow_of", "undelivered"]
 
-_RECEIVES = (Op.RECV_ACT, Op.RECV_GRAD)
-_GATHERS = (Op.GATHER_ACT, Op.GATHER_GRAD)
-_SENDS = (Op.SEND_ACT, Op.SEND_GRAD)
 _ACT = (Op.F, Op.RECV_ACT, Op.GATHER_ACT, Op.SEND_ACT)
 """Operations on activations; all others with a tensor work on their gradients."""
 _NOTHING = -1
@@ -72,9 +69,9 @@ def _used(instr: ProgramInstr, num_stages: int) -> _Tensor | None:
     is_first = stage == (0 if op is Op.F else num_stages - 1)
     if op in (Op.F, Op.B, Op.BW) and not is_first:
         return _Tensor(op is Op.F, stage, instr.home, instr.microbatch)
-    if op in _SENDS:
+    if op.is_send:
         return _outgoing(instr, stage)
-    if op in _GATHERS and instr.num_chunks > 1:
+    if op.is_gather and instr.num_chunks > 1:
         return _Tensor(op in _ACT, stage, instr.home, instr.microbatch)
     return None
 
@@ -87,7 +84,7 @@ def _made(instr: ProgramInstr, num_stages: int) -> _Tensor | None:
     if op in (Op.F, Op.B, Op.BW):
         is_last = stage == (num_stages - 1 if op is Op.F else 0)
         return None if is_last else _outgoing(instr, stage)
-    if op in _RECEIVES or (op in _GATHERS and instr.num_chunks > 1):
+    if op.is_receive or (op.is_gather and instr.num_chunks > 1):
         return _Tensor(op in _ACT, stage, instr.home, instr.microbatch)
     return None  # a gather of one chunk changes nothing: the receive delivers the whole tensor
 

@@ -141,7 +141,7 @@ class Interpreter:
         """The receives that instruction `index` waits for, with the other one of its pair."""
         for source in (self._flow.source[index], self._partner_source(index)):
             at = source
-            while at is not None and self.program.instrs[at].op not in (Op.RECV_ACT, Op.RECV_GRAD):
+            while at is not None and not self.program.instrs[at].op.is_receive:
                 at = self._flow.source[at]
             if at is not None and not self._observing.is_over(at):
                 yield at
@@ -289,7 +289,7 @@ class Interpreter:
 
     def _loader(self, source: int) -> Callable[[Event], Payload]:
         """How the tensor of an event of instruction `source` is read on a stream."""
-        if self.program.instrs[source].op in (Op.RECV_ACT, Op.RECV_GRAD):
+        if self.program.instrs[source].op.is_receive:
             arrived = self._work.arrived
             return lambda made: arrived(made.wait(), 1)
         return Event.wait
