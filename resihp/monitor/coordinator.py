@@ -33,8 +33,11 @@ from resihp.monitor.actions import (
     StepCommitted,
 )
 from resihp.monitor.incident import Incident, IncidentBook, listed
+from resihp.monitor.last_words import how_it_ended, users_mistake
 from resihp.monitor.layout_line import layout_line
+from resihp.monitor.observed_sizes import ObservedSizes, Verdict
 from resihp.monitor.planner import Planner, VerifiedPlan
+from resihp.monitor.progress import Progress
 from resihp.monitor.settlement import differing_shards, newest_version
 from resihp.monitor.where import hang_report
 from resihp.wire.auth import derive_key
@@ -54,7 +57,6 @@ from resihp.wire.messages import (
     Joined,
     Message,
     Observed,
-    Pause,
     Positions,
     Ready,
     Settled,
@@ -71,12 +73,6 @@ __all__ = ["Coordinator", "Phase"]
 
 MAX_REOPENINGS = 3
 """How often in a row a generation may fail to open without any rank being lost."""
-NUM_OBSERVED = 2
-"""Generations before the present one whose late times are still kept."""
-ERROR_MARK = "resihp: error: "
-"""What an executor's last line begins with where it ended with an error of ours."""
-TIME_BYTES = 8
-"""Of one moment in `Observed`."""
 
 
 class Phase(enum.Enum):
@@ -106,12 +102,7 @@ class Coordinator:
         self._lost: list[int] = []
         self._ready: dict[int, Ready] = {}
         self._heard_s: dict[int, float] = {}
-        self._positions: dict[int, tuple[int, int]] = {}
-        self._pauses: dict[int, tuple[Pause, float]] = {}
-        """The pause that each rank has declared, and when it must be over."""
-        self._at: dict[int, At] = {}
-        """Where ranks are that answered since nothing moves any more."""
-        self._asked_where = False
+        self._progress = Progress(now_s)
 
         self.generation = 0
         self._base = 0
@@ -125,13 +116,12 @@ class Coordinator:
         self._finished: set[int] = set()
         self._reopenings = 0
         self._trouble_since_s: float | None = None
-        self._num_instrs: dict[int, dict[int, int]] = {}
-        """Lengths of the programs of the newest generations, by rank."""
+        self._observed = ObservedSizes()
 
         self.records: list[StepRecord] = []
         self._book = IncidentBook()
         self.num_plans = 0
-        self._last_step_s = self._progress_s = now_s
+        self._last_step_s = now_s
         self._longest_step_s = 0.0
 
     # --- inputs
@@ -170,8 +160,9 @@ class Coordinator:
     def tick(self, now_s: float) -> list[Action]:
         """Time passes: act on whatever took too long."""
         self._now_s = now_s
-        if self._is_paused:
-            self._phase_since_s = self._progress_s = now_s
+        if self._progress.is_paused(self._alive, now_s):
+            self._phase_since_s = now_s
+            self._progress.moved(now_s)
         waited_s = now_s - self._phase_since_s
         match self.phase:
             case Phase.STARTING if waited_s > self._timing.start_s:
@@ -218,10 +209,7 @@ class Coordinator:
             alive=tuple(sorted(self._alive)),
             at=at,
             heard_s={rank: now_s - heard_s for rank, heard_s in self._heard_s.items()},
-            beats={
-                rank: Beat(step=step, instruction=instruction)
-                for rank, (step, instruction) in self._positions.items()
-            },
+            beats=self._progress.beats,
         )
 
     # --- messages
@@ -251,7 +239,7 @@ class Coordinator:
             case Observed():  # so do its times
                 self._on_observed(rank, message)
             case At() if message.generation == self.generation:
-                self._at[rank] = message
+                self._progress.at[rank] = message
             case Finished() if message.generation == self.generation:
                 self._on_finished(rank)
             case _:
@@ -264,28 +252,11 @@ class Coordinator:
     def _settle_bound_s(self) -> float:
         return self._timing.settle_bound_s(self._longest_step_s if self.records else None)
 
-    @property
-    def _is_paused(self) -> bool:
-        """Whether some rank is in a pause that it has declared."""
-        return any(
-            rank in self._alive and self._now_s < until_s
-            for rank, (_, until_s) in self._pauses.items()
-        )
-
     def _on_beat(self, rank: int, message: Beat) -> None:
-        self._note_pause(rank, message.pause)
-        position = (message.step, message.instruction)
-        if self._positions.get(rank) != position:
-            self._positions[rank] = position
-            self._progress_s = self._now_s
-
-    def _note_pause(self, rank: int, pause: Pause | None) -> None:
-        known = self._pauses.get(rank)
-        if pause is None:
-            self._pauses.pop(rank, None)
-        elif known is None or known[0].number != pause.number:
-            self._pauses[rank] = pause, self._now_s + pause.at_most_s
-            self._log("pause", rank=rank, reason=pause.reason, at_most_s=pause.at_most_s)
+        declared = self._progress.beat(rank, message, self._now_s)
+        if declared is not None:
+            reason, at_most_s = declared.reason, declared.at_most_s
+            self._log("pause", rank=rank, reason=reason, at_most_s=at_most_s)
 
     def _on_ready(self, rank: int, message: Ready) -> None:
         self._ready[rank] = message
@@ -317,8 +288,7 @@ class Coordinator:
             self._trouble_since_s = self._now_s
 
     def _on_exit(self, rank: int, message: ExecutorExited) -> None:
-        how = f"signal {-message.code}" if message.code < 0 else f"exit code {message.code}"
-        mistake = _users_mistake(message)
+        how, mistake = how_it_ended(message), users_mistake(message)
         if mistake is not None:
             self._log("refused", rank=rank, why=mistake)
             self._stop(mistake, UserError.exit_code)
@@ -442,7 +412,9 @@ class Coordinator:
         self, plan: VerifiedPlan, version: int, record: StepRecord | None, updates: int
     ) -> None:
         self._enter(Phase.OPENING)
-        message = Deploy(
+        programs = {rank: expand(plan.plan, rank) for rank in plan.plan.active_ranks}
+        self._observed.begin(self.generation, programs)
+        shared = Deploy(
             generation=self.generation,
             plan=plan.text,
             previous_plan=self._base_plan.text if self._base_plan is not None else None,
@@ -454,19 +426,9 @@ class Coordinator:
             store_rank=min(plan.plan.active_ranks),
             emulated=plan.emulated,
         )
-        active = set(plan.plan.active_ranks)
-        sizes: dict[int, int] = {}
         for rank in sorted(self._alive):
-            payload = b""
-            if rank in active:
-                program = expand(plan.plan, rank)
-                payload, sizes[rank] = encode_program(program), len(program.instrs)
-            self._send(rank, msgspec.structs.replace(message, program=payload))
-        self._num_instrs = {
-            generation: of_ranks
-            for generation, of_ranks in self._num_instrs.items()
-            if generation >= self.generation - NUM_OBSERVED
-        } | {self.generation: sizes}
+            program = encode_program(programs[rank]) if rank in programs else b""
+            self._send(rank, msgspec.structs.replace(shared, program=program))
 
     def _on_joined(self, rank: int, message: Joined) -> None:
         self._joined[rank] = message
@@ -479,7 +441,8 @@ class Coordinator:
         self._base, self._base_plan = self.generation, self._plan
         self.num_plans += 1
         self._enter(Phase.RUNNING)
-        self._last_step_s = self._progress_s = self._now_s
+        self._last_step_s = self._now_s
+        self._progress.moved(self._now_s)
         self._broadcast(Go(generation=self.generation))
         hashes = {name: h for joined in self._joined.values() for name, h in joined.hashes.items()}
         self._log("running", generation=self.generation, hashes=hashes)
@@ -503,19 +466,24 @@ class Coordinator:
         self.records.append(record)
         self._reopenings = 0
         self._longest_step_s = max(self._longest_step_s, record.duration_s)
-        self._last_step_s = self._progress_s = self._now_s
+        self._last_step_s = self._now_s
+        self._progress.moved(self._now_s)
         self._actions.append(StepCommitted(record, generation))
 
     def _on_observed(self, rank: int, message: Observed) -> None:
-        num_instrs = self._num_instrs.get(message.generation, {}).get(rank)
-        if num_instrs is None:
-            return  # of a generation that is long over
-        sizes = len(message.starts_ns), len(message.ends_ns)
-        if sizes == (num_instrs * TIME_BYTES, num_instrs * TIME_BYTES):
-            self._actions.append(Seen(rank, message))
-        else:
-            why = f"{sizes} bytes of times for a program of {num_instrs} instructions"
-            self._log("times_refused", rank=rank, generation=message.generation, why=why)
+        match self._observed.judge(rank, message):
+            case Verdict.FITS:
+                self._actions.append(Seen(rank, message))
+            case Verdict.WRONG:
+                self._log(
+                    "times_refused",
+                    rank=rank,
+                    generation=message.generation,
+                    starts_bytes=len(message.starts_ns),
+                    ends_bytes=len(message.ends_ns),
+                )
+            case Verdict.LATE:
+                pass  # of a generation that is long over
 
     def _on_finished(self, rank: int) -> None:
         self._finished.add(rank)
@@ -525,29 +493,20 @@ class Coordinator:
 
     def _check_stall(self) -> None:
         bound_s = max(self._timing.stalled_s, 3 * self._longest_step_s)
-        still_s = self._now_s - self._progress_s
-        if still_s <= bound_s / 2:
-            self._asked_where = False
-        elif not self._asked_where:
-            self._asked_where = True
-            self._at.clear()
+        if self._progress.is_time_to_ask(bound_s / 2, self._now_s):
             self._broadcast(AskWhere())
-        if still_s > bound_s:
+        if self._progress.still_s(self._now_s) > bound_s:
             self._stop(f"no instruction finished for {bound_s:.0f} s ({self._hang()})", 1)
 
     def _hang(self) -> str:
         """Who holds all others up, as far as ranks answer; else what their beats said last."""
-        at = {rank: at for rank, at in self._at.items() if rank in self._alive}
-        if at and self._plan is not None:
-            silent = dict.fromkeys(sorted(self._alive - at.keys()), "does not answer")
-            told = hang_report(self._plan.plan, at, silent)
-            self._log("hang", ranks=told.ranks, verdict=told.verdict)
-            return "; ".join(told.verdict or told.ranks)
-        return ", ".join(
-            f"rank {rank} at step {step} instruction {instruction}"
-            for rank, (step, instruction) in sorted(self._positions.items())
-            if rank in self._alive
-        )
+        at = {rank: at for rank, at in self._progress.at.items() if rank in self._alive}
+        if not at or self._plan is None:
+            return self._progress.last_beats(self._alive)
+        silent = dict.fromkeys(sorted(self._alive - at.keys()), "does not answer")
+        told = hang_report(self._plan.plan, at, silent)
+        self._log("hang", ranks=told.ranks, verdict=told.verdict)
+        return "; ".join(told.verdict or told.ranks)
 
     def _check_silence(self) -> None:
         for rank in sorted(self._alive):
@@ -590,14 +549,6 @@ class Coordinator:
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
-
-
-def _users_mistake(message: ExecutorExited) -> str | None:
-    """What an executor called the user's mistake when it ended; None where it ended otherwise."""
-    if message.code != UserError.exit_code:
-        return None
-    _, mark, words = message.last_words.rpartition(ERROR_MARK)
-    return words.strip() if mark else None
 
 
 def _ranks(ranks: list[int]) -> str:
