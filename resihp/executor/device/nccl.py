@@ -45,6 +45,7 @@ _CONFIG_VERSION = 21800
 _UNDEFINED = -(2**31)
 _LOOK_S = 0.0002
 _NAMES = ("libnccl.so.2", "libnccl.so")
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 class _UniqueId(ctypes.Structure):
@@ -67,51 +68,24 @@ class _Config(ctypes.Structure):
     )
 
 
+_PEER_TO_PEER = (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER)
+"""Buffer, count, type, peer, communicator, stream."""
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "ncclGetVersion": (ctypes.POINTER(ctypes.c_int),),
+    "ncclGetVersion": (ctypes.POINTER(_INT),),
     "ncclGetUniqueId": (ctypes.POINTER(_UniqueId),),
     "ncclCommInitRankConfig": (
-        ctypes.POINTER(ctypes.c_void_p),
-        ctypes.c_int,
+        ctypes.POINTER(_POINTER),
+        _INT,
         _UniqueId,
-        ctypes.c_int,
+        _INT,
         ctypes.POINTER(_Config),
     ),
-    "ncclCommGetAsyncError": (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)),
-    "ncclCommAbort": (ctypes.c_void_p,),
-    "ncclAllReduce": (
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ),
-    "ncclAllGather": (
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ),
-    "ncclSend": (
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ),
-    "ncclRecv": (
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ),
+    "ncclCommGetAsyncError": (_POINTER, ctypes.POINTER(_INT)),
+    "ncclCommAbort": (_POINTER,),
+    "ncclAllReduce": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "ncclAllGather": (_POINTER, _POINTER, _SIZE, _INT, _POINTER, _POINTER),
+    "ncclSend": _PEER_TO_PEER,
+    "ncclRecv": _PEER_TO_PEER,
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
 }
