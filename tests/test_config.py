@@ -132,7 +132,7 @@ GOLDEN = [
         "[job]",
         "x = 1\n[job]",
         "job.toml:1: x = 1: is no known key; known here: job, model, parallel, batch, data, "
-        "optimizer, compute, device, inject",
+        "optimizer, compute, device, network, state, checkpoint, rejoin, inject",
     ),
     (
         "hidden_size = 256",

@@ -14,6 +14,7 @@ from __future__ import annotations
 from resihp.config.reading import load, loads
 from resihp.config.schema import (
     BatchConfig,
+    CheckpointConfig,
     ComputeConfig,
     DataConfig,
     DeviceConfig,
@@ -22,10 +23,13 @@ from resihp.config.schema import (
     JobConfig,
     JobSection,
     ModelConfig,
+    NetworkConfig,
     Numerics,
     OptimizerConfig,
     ParallelConfig,
+    RejoinConfig,
     RopeScaling,
+    StateConfig,
 )
 from resihp.config.sizes import format_size, parse_size
 from resihp.config.toml import place_of
@@ -33,6 +37,7 @@ from resihp.config.writing import resolved
 
 __all__ = [
     "BatchConfig",
+    "CheckpointConfig",
     "ComputeConfig",
     "DataConfig",
     "DeviceConfig",
@@ -41,10 +46,13 @@ __all__ = [
     "JobConfig",
     "JobSection",
     "ModelConfig",
+    "NetworkConfig",
     "Numerics",
     "OptimizerConfig",
     "ParallelConfig",
+    "RejoinConfig",
     "RopeScaling",
+    "StateConfig",
     "format_size",
     "load",
     "loads",

@@ -206,6 +206,28 @@ def _warmup(config: JobConfig) -> Iterator[Problem]:
         )
 
 
+def _network(config: JobConfig) -> Iterator[Problem]:
+    network, world = config.network, config.parallel.world
+    if not network.nodes:
+        for key in ("port", "secret_file"):
+            if getattr(network, key) is not None:
+                yield Problem(f"network.{key}", "is said with network.nodes only; leave it out")
+        return
+    for key, what in (("port", "where monitors listen"), ("secret_file", "the job's secret")):
+        if getattr(network, key) is None:
+            yield Problem("network.nodes", f"needs network.{key} ({what}), which is missing")
+    num = len(network.nodes)
+    if len(set(network.nodes)) < num:
+        yield Problem("network.nodes", "names one address twice; each node has its own")
+    if world % num:
+        best = nearest(num, _divisors(world))
+        yield Problem(
+            "network.nodes",
+            f"must be as many as divide the number of ranks, tp * pp * dp = {world}; "
+            f"nearest valid: {best} nodes",
+        )
+
+
 def _injections(config: JobConfig) -> Iterator[Problem]:
     world, steps = config.parallel.world, config.job.steps
     killed: set[int] = set()
@@ -239,6 +261,7 @@ _CHECKS: tuple[Callable[[JobConfig], Iterator[Problem]], ...] = (
     _memory,
     _cluster,
     _warmup,
+    _network,
     _injections,
 )
 

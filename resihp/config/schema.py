@@ -17,6 +17,7 @@ from resihp.ir.model import Batch, Mesh, ModelShape, Precision
 __all__ = [
     "MAX_WORLD",
     "BatchConfig",
+    "CheckpointConfig",
     "ComputeConfig",
     "DataConfig",
     "DeviceConfig",
@@ -25,10 +26,13 @@ __all__ = [
     "JobConfig",
     "JobSection",
     "ModelConfig",
+    "NetworkConfig",
     "Numerics",
     "OptimizerConfig",
     "ParallelConfig",
+    "RejoinConfig",
     "RopeScaling",
+    "StateConfig",
 ]
 
 MAX_WORLD = 1024
@@ -244,6 +248,51 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return parse_size(self.memory)
 
 
+class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[network]`: the machines of the job; without it, this machine and its loopback interface."""
+
+    nodes: tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...] = ()
+    """Address of each node, in the order of torchrun's node ranks."""
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    """Where the monitor of each node listens; needed with `nodes`."""
+    secret_file: Annotated[str, Meta(min_length=1)] | None = None
+    """A file with the job's secret, mode 0600, the same on all nodes; needed with `nodes`."""
+
+
+class StateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[state]`: copies of the state beside that of the other replicas, and how it is compared."""
+
+    snapshot_every: Annotated[int, Meta(ge=0, le=1 << 24)] = 1
+    """Steps between two snapshots in shared memory; 0: none."""
+    buddy: bool = True
+    """Whether a rank of another node keeps a copy of each snapshot, where there is one."""
+    audit_every: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    """Steps between two comparisons of all replicas; 0: only after each recovery."""
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[checkpoint]`: versions of the state on disk."""
+
+    dir: Annotated[str, Meta(min_length=1)] | None = None
+    """Where they are; None: `checkpoints` in the run's directory."""
+    every: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    """Steps between two; 0: only where the job ends before its last step."""
+    keep: Annotated[int, Meta(ge=1, le=1 << 16)] = 2
+    """How many complete ones stay."""
+    resume: bool = False
+    """Whether the job begins from the newest complete one in `dir`."""
+
+
+class RejoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[rejoin]`: whether lost ranks come back."""
+
+    restarts: Annotated[int, Meta(ge=0, le=1 << 16)] = 3
+    """How often an executor is started again without a step that it took part in; 0: never."""
+    good_iterations: Count = 8
+    """Iterations that a rank must be there again before the plan counts on it, doubled after
+    each relapse."""
+
+
 class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[[inject]]`: a fault to bring about, to see the job go on."""
 
@@ -266,4 +315,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     optimizer: OptimizerConfig = OptimizerConfig()
     compute: ComputeConfig = ComputeConfig()
     device: DeviceConfig = DeviceConfig()
+    network: NetworkConfig = NetworkConfig()
+    state: StateConfig = StateConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    rejoin: RejoinConfig = RejoinConfig()
     inject: tuple[Injection, ...] = ()

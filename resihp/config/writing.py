@@ -27,7 +27,9 @@ def _table(header: str, section: msgspec.Struct) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scalar(value: str | bool | int | float | msgspec.Struct) -> str:
+def _scalar(value: str | bool | int | float | tuple[str, ...] | msgspec.Struct) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_scalar, value))}]"
     if isinstance(value, msgspec.Struct):
         items = msgspec.structs.asdict(value).items()
         said = ", ".join(f"{name} = {_scalar(item)}" for name, item in items if item is not None)
