@@ -1,0 +1,101 @@
+"""What all rooms of the coordinator share: who is alive, which generation, what is to be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from resihp.config import JobConfig
+from resihp.monitor.actions import Action, End, Log, Say, Send
+from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.incident import IncidentBook
+from resihp.monitor.planner import VerifiedPlan
+from resihp.wire.messages import Joined, Message, Ready, Settled, StepRecord, Stop
+from resihp.wire.timing import Timing
+
+__all__ = ["Core", "Round"]
+
+
+@dataclass
+class Round:
+    """What ranks said about one generation; a new generation begins without any."""
+
+    settled: dict[int, Settled] = field(default_factory=dict[int, Settled])
+    joined: dict[int, Joined] = field(default_factory=dict[int, Joined])
+    fenced: set[int] = field(default_factory=set[int])
+    finished: set[int] = field(default_factory=set[int])
+    trouble_since_s: float | None = None
+
+
+class Core:
+    """The state of one job, and the ways in which the coordinator acts."""
+
+    def __init__(self, job: JobConfig, now_s: float) -> None:
+        self.job = job
+        self.timing = Timing.from_detect_within(job.job.detect_within_s)
+        self.now_s = now_s
+        self.phase = Phase.STARTING
+        self.phase_since_s = now_s
+        self.alive: set[int] = set(range(job.parallel.world))
+        self.lost: list[int] = []
+        self.ready: dict[int, Ready] = {}
+        self.generation = 0
+        self.base = 0
+        """The generation whose layout all survivors hold; 0: parameters as initialised."""
+        self.base_plan: VerifiedPlan | None = None
+        self.plan: VerifiedPlan | None = None
+        self.round = Round()
+        self.records: list[StepRecord] = []
+        self.last_step_s = now_s
+        self.longest_step_s = 0.0
+        self.book = IncidentBook()
+        self._actions: list[Action] = []
+
+    @property
+    def settle_bound_s(self) -> float:
+        """How long a survivor may take to leave its generation."""
+        return self.timing.settle_bound_s(self.longest_step_s if self.records else None)
+
+    def opens(self, generation: int) -> bool:
+        """Whether `generation` is the one that opens now."""
+        return self.phase is Phase.OPENING and generation == self.generation
+
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase now."""
+        self.phase = phase
+        self.phase_since_s = self.now_s
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        """End the job: every supervisor is told, also those whose executor is gone."""
+        self.enter(Phase.STOPPING)
+        for rank in range(self.job.parallel.world):
+            self.send(rank, Stop(reason=reason, exit_code=exit_code))
+        self.log("stop", reason=reason, exit_code=exit_code)
+        self.do(End(exit_code, reason))
+
+    # --- actions
+
+    def do(self, action: Action) -> None:
+        """Have `action` done."""
+        self._actions.append(action)
+
+    def send(self, rank: int, message: Message) -> None:
+        """To the supervisor of `rank`, which relays it."""
+        self.do(Send(rank, message))
+
+    def broadcast(self, message: Message) -> None:
+        """To all ranks that are alive."""
+        for rank in sorted(self.alive):
+            self.send(rank, message)
+
+    def log(self, kind: str, **fields: object) -> None:
+        """An event of the run."""
+        self.do(Log(kind, fields))
+
+    def say(self, line: str) -> None:
+        """A line for the operator."""
+        self.do(Say(line))
+
+    def take(self) -> list[Action]:
+        """All that is to be done since it was last asked."""
+        actions, self._actions = self._actions, []
+        return actions

@@ -1,0 +1,113 @@
+"""Signs of life and of progress: what takes too long, who is silent, what broke without a death."""
+
+from __future__ import annotations
+
+from resihp.monitor.actions import Evict
+from resihp.monitor.coordination.core import Core
+from resihp.monitor.coordination.membership import Membership
+from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.progress import Progress
+from resihp.monitor.where import hang_report
+from resihp.wire.messages import AskWhere, At, Beat, Fault, Trouble
+
+__all__ = ["Liveness"]
+
+
+class Liveness:
+    """Of all ranks."""
+
+    def __init__(self, core: Core, membership: Membership, progress: Progress) -> None:
+        self._core = core
+        self._membership = membership
+        self._progress = progress
+        self._evicted: set[int] = set()
+        self.heard_s: dict[int, float] = {}
+        """When each rank's supervisor was last heard."""
+
+    # --- what ranks say
+
+    def heard(self, rank: int) -> None:
+        """Anything at all."""
+        self.heard_s[rank] = self._core.now_s
+
+    def beat(self, rank: int, message: Beat) -> None:
+        """Liveness and progress."""
+        declared = self._progress.beat(rank, message, self._core.now_s)
+        if declared is not None:
+            reason, at_most_s = declared.reason, declared.at_most_s
+            self._core.log("pause", rank=rank, reason=reason, at_most_s=at_most_s)
+
+    def fault(self, rank: int, message: Fault) -> None:
+        """What hits `rank`, from whoever brings it about."""
+        self._core.book.hit(rank, message.at_s)
+        self._core.log(
+            "fault",
+            rank=rank,
+            fault=message.kind,
+            step=message.step,
+            instruction=message.instruction,
+        )
+
+    def trouble(self, rank: int, message: Trouble) -> None:
+        """Something broke on `rank`: a hint that somebody may be gone."""
+        core = self._core
+        core.log("trouble", rank=rank, generation=message.generation, what=message.what)
+        if message.generation == core.generation and core.round.trouble_since_s is None:
+            core.round.trouble_since_s = core.now_s
+
+    def at(self, rank: int, message: At) -> None:
+        """Where `rank` is."""
+        if message.generation == self._core.generation:
+            self._progress.at[rank] = message
+
+    # --- time passes
+
+    def pauses(self) -> None:
+        """What ranks declared as a pause is no standstill, and uses up no deadline."""
+        core = self._core
+        if self._progress.is_paused(core.alive, core.now_s):
+            core.phase_since_s = core.now_s
+            self._progress.moved(core.now_s)
+
+    def in_trouble(self) -> bool:
+        """Whether something broke so long ago that a lost rank would have been found by now."""
+        since_s = self._core.round.trouble_since_s
+        return since_s is not None and self._core.now_s - since_s > self._core.timing.silent_s
+
+    def tick(self) -> None:
+        """Of a generation that opens or runs."""
+        if self.in_trouble():
+            self._membership.reopen("a connection broke, and nobody was lost")
+        elif self._core.phase is Phase.RUNNING:
+            self._check_stall()
+
+    def _check_stall(self) -> None:
+        core = self._core
+        bound_s = max(core.timing.stalled_s, 3 * core.longest_step_s)
+        if self._progress.is_time_to_ask(bound_s / 2, core.now_s):
+            core.broadcast(AskWhere())
+        if self._progress.still_s(core.now_s) > bound_s:
+            core.stop(f"no instruction finished for {bound_s:.0f} s ({self._hang()})", 1)
+
+    def _hang(self) -> str:
+        """Who holds all others up, as far as ranks answer; else what their beats said last."""
+        core = self._core
+        at = {rank: at for rank, at in self._progress.at.items() if rank in core.alive}
+        if not at or core.plan is None:
+            return self._progress.last_beats(core.alive)
+        silent = dict.fromkeys(sorted(core.alive - at.keys()), "does not answer")
+        told = hang_report(core.plan.plan, at, silent)
+        core.log("hang", ranks=told.ranks, verdict=told.verdict)
+        return "; ".join(told.verdict or told.ranks)
+
+    def check_silence(self) -> None:
+        """Evict supervisors that say nothing any more."""
+        core = self._core
+        for rank in sorted(core.alive):
+            heard_s = self.heard_s.get(rank)
+            if heard_s is None or rank in self._evicted:
+                continue
+            if core.now_s - heard_s > core.timing.silent_s:
+                self._evicted.add(rank)
+                core.log("evict", rank=rank, silent_s=core.now_s - heard_s)
+                core.do(Evict(rank))

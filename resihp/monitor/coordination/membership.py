@@ -1,0 +1,94 @@
+"""Who belongs to the job: losses, fencing, and the end of a generation that follows."""
+
+from __future__ import annotations
+
+from resihp.errors import NoFeasiblePlan, UserError
+from resihp.monitor.coordination.core import Core, Round
+from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.last_words import how_it_ended, users_mistake
+from resihp.wire.messages import Close, ExecutorExited, Fence
+
+__all__ = ["Membership"]
+
+MAX_REOPENINGS = 3
+"""How often in a row a generation may fail to open without any rank being lost."""
+
+
+class Membership:
+    """Loses ranks and closes generations."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._reopenings = 0
+
+    def exited(self, rank: int, message: ExecutorExited) -> None:
+        """The executor of `rank` ended."""
+        core = self._core
+        how, mistake = how_it_ended(message), users_mistake(message)
+        if mistake is not None:
+            core.log("refused", rank=rank, why=mistake)
+            core.stop(mistake, UserError.exit_code)
+        elif core.phase is Phase.STARTING:
+            core.alive.discard(rank)
+            core.stop(f"rank {rank} ended before the start ({how})\n{message.last_words}", 1)
+        else:
+            self.lose(rank, f"its executor ended with {how}", message.last_words)
+
+    def disconnected(self, rank: int) -> None:
+        """The supervisor of `rank` is gone, and with it its executor."""
+        core = self._core
+        if core.phase is Phase.STARTING:
+            core.alive.discard(rank)
+            core.stop(f"the supervisor of rank {rank} was gone before the start", 1)
+        else:
+            self.lose(rank, "its supervisor is gone", "")
+
+    def lose(self, rank: int, evidence: str, last_words: str) -> None:
+        """`rank` is dead: the others leave the generation."""
+        core = self._core
+        core.alive.discard(rank)
+        core.lost.append(rank)
+        core.log("rank_lost", rank=rank, evidence=evidence, last_words=last_words)
+        self._reopenings = 0
+        if last_words.strip():
+            core.say(f"rank {rank}: {last_words.strip().splitlines()[-1]}")
+        core.book.lose(
+            rank,
+            evidence,
+            now_s=core.now_s,
+            step=len(core.records),
+            since_s=core.last_step_s if core.phase is Phase.RUNNING else core.now_s,
+        )
+        self.close()
+
+    def close(self) -> None:
+        """Everybody leaves the running generation."""
+        core = self._core
+        core.generation += 1
+        core.round = Round()
+        if not core.alive:
+            core.stop("no rank is left", NoFeasiblePlan.exit_code)
+            return
+        core.enter(Phase.SETTLING)
+        core.broadcast(Close(generation=core.generation))
+
+    def reopen(self, reason: str) -> None:
+        """Nobody was lost and yet the generation cannot go on; a few times in a row, no more."""
+        self._reopenings += 1
+        self._core.log("reopen", reason=reason, attempt=self._reopenings)
+        if self._reopenings > MAX_REOPENINGS:
+            self._core.stop(f"{reason}, {self._reopenings} times in a row", 1)
+        else:
+            self.close()
+
+    def progressed(self) -> None:
+        """A step was committed: what went wrong before does not count any more."""
+        self._reopenings = 0
+
+    def fence(self, rank: int, reason: str) -> None:
+        """Have the executor of `rank` killed; it is lost once its supervisor reports it dead."""
+        core = self._core
+        if rank not in core.round.fenced:
+            core.round.fenced.add(rank)
+            core.log("fence", rank=rank, reason=reason)
+            core.send(rank, Fence(reason=reason))

@@ -1,0 +1,96 @@
+"""Opening a generation: deploy its plan, pass on its store, and let it go once all joined."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resihp.ir.expand import expand
+from resihp.ir.program_bytes import encode_program
+from resihp.monitor.actions import Log
+from resihp.monitor.coordination.core import Core
+from resihp.monitor.coordination.membership import Membership
+from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.coordination.running import Running
+from resihp.monitor.incident import Incident
+from resihp.monitor.layout_line import layout_line
+from resihp.monitor.planner import VerifiedPlan
+from resihp.monitor.settlement import differing_shards
+from resihp.wire.auth import derive_key
+from resihp.wire.messages import Commit, Deploy, Go, Joined, StepRecord, StoreAt, StoreOpened
+
+__all__ = ["Opening"]
+
+
+class Opening:
+    """From a plan to everybody running it."""
+
+    def __init__(self, core: Core, secret: bytes, membership: Membership, running: Running) -> None:
+        self._core = core
+        self._secret = secret
+        self._membership = membership
+        self._running = running
+
+    def deploy(
+        self, plan: VerifiedPlan, version: int, record: StepRecord | None, updates: int
+    ) -> None:
+        """Give `plan` to everybody alive, to run from `version`."""
+        core = self._core
+        core.enter(Phase.OPENING)
+        programs = {rank: expand(plan.plan, rank) for rank in plan.plan.active_ranks}
+        self._running.expect(programs)
+        shared = Deploy(
+            generation=core.generation,
+            plan=plan.text,
+            previous_plan=core.base_plan.text if core.base_plan is not None else None,
+            base=core.base,
+            commit=Commit(version=version, updates=updates, record=record),
+            # Standby ranks too: they may have shards to give away.
+            peers={rank: core.ready[rank].port for rank in sorted(core.alive)},
+            key=derive_key(self._secret, f"generation {core.generation}"),
+            store_rank=min(plan.plan.active_ranks),
+            emulated=plan.emulated,
+        )
+        for rank in sorted(core.alive):
+            program = encode_program(programs[rank]) if rank in programs else b""
+            core.send(rank, msgspec.structs.replace(shared, program=program))
+
+    def store_opened(self, message: StoreOpened) -> None:
+        """Groups can be built."""
+        if self._core.opens(message.generation):
+            self._core.broadcast(StoreAt(generation=message.generation, port=message.port))
+
+    def joined(self, rank: int, message: Joined) -> None:
+        """`rank` has its groups and its state."""
+        core = self._core
+        if not core.opens(message.generation):
+            return
+        core.round.joined[rank] = message
+        if core.round.joined.keys() == core.alive:
+            self._go()
+
+    def _go(self) -> None:
+        core, joined = self._core, self._core.round.joined
+        differing = differing_shards(joined)
+        if differing:
+            core.stop(f"replicas of the same shard differ after recovery: {differing}", 1)
+            return
+        core.base, core.base_plan = core.generation, core.plan
+        self._running.begin()
+        core.broadcast(Go(generation=core.generation))
+        hashes = {name: h for each in joined.values() for name, h in each.hashes.items()}
+        core.log("running", generation=core.generation, hashes=hashes)
+        if core.book.open is not None:
+            self._close_incident(core.book.open)
+
+    def _close_incident(self, incident: Incident) -> None:
+        core = self._core
+        assert core.plan is not None
+        incident.resumed_s = core.now_s
+        incident.moved_bytes = sum(joined.moved_bytes for joined in core.round.joined.values())
+        incident.action = layout_line(core.plan.plan)
+        core.do(Log("incident", incident.row()))
+        core.say(incident.line)
+
+    def expired(self, waited_s: float) -> None:
+        """Not everybody joined in time: try again."""
+        self._membership.reopen(f"not all ranks joined in {waited_s:.0f} s")

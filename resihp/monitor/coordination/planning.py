@@ -1,0 +1,59 @@
+"""Which plan the next generation runs, or why there is none."""
+
+from __future__ import annotations
+
+from resihp.errors import NoFeasiblePlan, PlanRejected
+from resihp.monitor.actions import PlanMade
+from resihp.monitor.coordination.core import Core
+from resihp.monitor.coordination.opening import Opening
+from resihp.monitor.incident import listed
+from resihp.monitor.planner import Planner, VerifiedPlan
+from resihp.wire.messages import StepRecord
+
+__all__ = ["Planning"]
+
+
+class Planning:
+    """Makes a plan for those who are alive, and has it opened."""
+
+    def __init__(self, core: Core, planner: Planner, opening: Opening) -> None:
+        self._core = core
+        self._planner = planner
+        self._opening = opening
+
+    def go_on(self, cause: str, version: int, record: StepRecord | None, updates: int) -> None:
+        """Open a generation from `version`, whose last step is `record`."""
+        core = self._core
+        try:
+            plan = self._make(version)
+        except NoFeasiblePlan as error:
+            core.stop(self._no_plan(str(error)), NoFeasiblePlan.exit_code)
+            return
+        except PlanRejected as error:
+            core.log("plan_rejected", findings=[d.code for d in error.diagnostics])
+            core.stop(str(error), PlanRejected.exit_code)
+            return
+        if core.generation == 0:
+            core.generation = 1
+        core.plan = plan
+        core.do(PlanMade(core.generation, plan.text, cause))
+        if plan.decision is not None:
+            core.log("decision", generation=core.generation, **plan.decision)
+        self._opening.deploy(plan, version, record, updates)
+
+    def _make(self, version: int) -> VerifiedPlan:
+        previous = self._core.base_plan or self._planner.initial()
+        if not self._core.lost:
+            return previous
+        return self._planner.after_loss(previous, self._core.lost, version)
+
+    def _no_plan(self, why: str) -> str:
+        return (
+            f"no plan can carry the loss of {listed(sorted(self._core.lost))}: {why}; "
+            f"newest complete state: {self._newest_state()}"
+        )
+
+    def _newest_state(self) -> str:
+        if self._core.base_plan is None:
+            return "none, the job had not begun"
+        return f"step {len(self._core.records)}, never saved (this version writes no checkpoint)"

@@ -1,0 +1,79 @@
+"""A generation that runs: its steps, its observed times, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from resihp.ir.program import Program
+from resihp.monitor.actions import Seen, StepCommitted
+from resihp.monitor.coordination.core import Core
+from resihp.monitor.coordination.membership import Membership
+from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.observed_sizes import ObservedSizes, Verdict
+from resihp.monitor.progress import Progress
+from resihp.wire.messages import Finished, Observed, StepRecord
+
+__all__ = ["Running"]
+
+
+class Running:
+    """Keeps the records of committed steps."""
+
+    def __init__(self, core: Core, membership: Membership, progress: Progress) -> None:
+        self._core = core
+        self._membership = membership
+        self._progress = progress
+        self._observed = ObservedSizes()
+        self.num_plans = 0
+        """Generations that ran."""
+
+    def expect(self, programs: Mapping[int, Program]) -> None:
+        """What the ranks will run."""
+        self._observed.begin(self._core.generation, programs)
+
+    def begin(self) -> None:
+        """Everybody joined."""
+        core = self._core
+        self.num_plans += 1
+        core.enter(Phase.RUNNING)
+        core.last_step_s = core.now_s
+        self._progress.moved(core.now_s)
+
+    def committed(self, record: StepRecord, generation: int) -> None:
+        """A step that some rank committed counts, also if its generation is closed."""
+        core = self._core
+        if record.step != len(core.records):
+            assert record.step < len(core.records), "a step was skipped"
+            return
+        core.records.append(record)
+        self._membership.progressed()
+        core.longest_step_s = max(core.longest_step_s, record.duration_s)
+        core.last_step_s = core.now_s
+        self._progress.moved(core.now_s)
+        core.do(StepCommitted(record, generation))
+
+    def observed(self, rank: int, message: Observed) -> None:
+        """Times of the instructions of `rank`."""
+        match self._observed.judge(rank, message):
+            case Verdict.FITS:
+                self._core.do(Seen(rank, message))
+            case Verdict.WRONG:
+                self._core.log(
+                    "times_refused",
+                    rank=rank,
+                    generation=message.generation,
+                    starts_bytes=len(message.starts_ns),
+                    ends_bytes=len(message.ends_ns),
+                )
+            case Verdict.LATE:
+                pass  # of a generation that is long over
+
+    def finished(self, rank: int, message: Finished) -> None:
+        """`rank` completed the last step of the job."""
+        core = self._core
+        if message.generation != core.generation:
+            return
+        core.round.finished.add(rank)
+        assert core.plan is not None
+        if core.round.finished >= set(core.plan.plan.active_ranks):
+            core.stop("finished", 0)
