@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from resihp.ir.levels import BODY_WORDS
-from resihp.ir.model import GroupName, Instr, LayerRange, Load, Move, Op, Reshard
+from resihp.ir.model import GroupName, Instr, LayerRange, Load, Move, Op, Reshard, Restore, Source
 from resihp.ir.program import TensorType, Transfer
 from resihp.ir.statements import ProgramLine
 
@@ -37,7 +37,10 @@ _ARROWS = {Op.SEND_ACT: "->", Op.SEND_GRAD: "->", Op.RECV_ACT: "<-", Op.RECV_GRA
 
 _RESHARD = re.compile(rf"  reshard {_LAYERS} {_PLACE} -> {_PLACE}").fullmatch
 _MOVE = re.compile(rf"  move {_LAYERS} {_NUMBER} -> {_NUMBER}").fullmatch
+_RESTORE = re.compile(rf"  restore {_LAYERS} {_NUMBER} at={_NUMBER} -> {_PLACE}").fullmatch
 _LOAD = re.compile(rf"  load {_LAYERS} step={_NUMBER} -> {_PLACE}").fullmatch
+
+_SOURCES = {"reshard": _RESHARD, "move": _MOVE, "restore": _RESTORE, "load": _LOAD}
 
 
 def read_instruction(line: str) -> tuple[Instr, ...] | None:
@@ -122,24 +125,31 @@ def _transfers(peers: str) -> tuple[Transfer, ...] | None:
     return tuple(transfers)
 
 
-def read_source(line: str) -> Reshard | Move | Load | None:
+def read_source(line: str) -> Source | None:
     """The line of a `reconfigure` block."""
-    for pattern in (_RESHARD, _MOVE, _LOAD):
-        found = pattern(line)
-        if found is not None:
-            break
-    else:
+    word = line[2:].partition(" ")[0]
+    pattern = _SOURCES.get(word)
+    found = None if pattern is None else pattern(line)
+    if found is None:
         return None
     first, last, *numbers = map(int, found.groups())
     if last < first:
         return None
     layers = LayerRange(first, last)
-    match numbers:
-        case (replica, pp, to_replica, to_pp):
-            source, target = GroupName(replica, pp), GroupName(to_replica, to_pp)
-            return Reshard(layers=layers, source=source, target=target)
-        case (step, replica, pp):
-            return Load(layers=layers, step=step, target=GroupName(replica, pp))
+    if word == "move":
+        source, target = numbers
+        return Move(layers=layers, source=source, target=target)
+    *others, replica, pp = numbers
+    return _to_group(word, layers, others, GroupName(replica, pp))
+
+
+def _to_group(word: str, layers: LayerRange, numbers: list[int], target: GroupName) -> Source:
+    """A line whose target is a group; `numbers` stand between its layers and the arrow."""
+    match word, numbers:
+        case "load", (step,):
+            return Load(layers=layers, step=step, target=target)
+        case "restore", (source, giver):
+            return Restore(layers=layers, source=source, giver=giver, target=target)
         case _:
-            source, target = numbers
-            return Move(layers=layers, source=source, target=target)
+            replica, pp = numbers
+            return Reshard(layers=layers, source=GroupName(replica, pp), target=target)

@@ -469,13 +469,15 @@ CODES: dict[str, Code] = {
     ),
     "RHP803": Code(
         "source does not hold the layers",
-        "The source of a `reshard` line is a group of the previous plan, that of a `move` line a "
-        "rank of such a group; it must exist there and hold all layers of the line.",
+        "The source of a `reshard` line is a group of the previous plan, that of a `move` or "
+        "`restore` line a rank of such a group; it must exist there and hold all layers of the "
+        "line.",
         "The ranks of the source would be asked for parameters that they never had.",
     ),
     "RHP804": Code(
         "source is lost",
-        "The ranks that hold the needed shard in the sources of its lines are all lost.",
+        "The ranks that hold the needed shard in the sources of its lines are all lost; or the "
+        "rank is that a `restore` line tells to read a snapshot.",
         "The transfer would wait for a process that is gone, and the recovery would need a "
         "recovery.",
     ),
@@ -517,6 +519,13 @@ CODES: dict[str, Code] = {
         "`load` reads the saved version of the step at which the plan resumes, as its `resume` "
         "line says.",
         "Some layers would go on from older parameters than the others.",
+    ),
+    "RHP811": Code(
+        "snapshot of a live rank",
+        "`restore` brings what a rank held whose process is gone: the rank is `lost` in this "
+        "plan, or `returned`, back with nothing.",
+        "What the rank itself holds is as new or newer than its snapshot: state would go back "
+        "by a step on some ranks alone.",
     ),
     # --- lint -------------------------------------------------------------------------------
     "RHP901": Code(

@@ -32,6 +32,7 @@ KEYS: dict[str, dict[str, _Kind]] = {
     },
     "reshard": {"layers": "range"},
     "move": {"layers": "range"},
+    "restore": {"layers": "range", "at": "number"},
     "load": {"layers": "range", "step": "number"},
 }
 """Keys of each kind of line, with what their values are."""

@@ -15,7 +15,7 @@ __all__ = [
 
 BODY_WORDS = {op.mnemonic: op for op in Op}
 """First words of the lines of `stream` and `run` blocks."""
-SOURCE_WORDS = ("reshard", "move", "load")
+SOURCE_WORDS = ("reshard", "move", "restore", "load")
 """First words of the lines of the `reconfigure` block."""
 
 _EVERYWHERE = (*Level, "model", "mesh", "batch", "precision", "recompute")

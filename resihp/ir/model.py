@@ -36,7 +36,9 @@ __all__ = [
     "Plan",
     "Precision",
     "Reshard",
+    "Restore",
     "Resume",
+    "Source",
     "Stream",
 ]
 
@@ -243,12 +245,29 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     target: int
 
 
+class Restore(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What members of `target` lack of `layers` comes out of a snapshot of rank `source`.
+
+    `source` held it in the plan before, and the process that had it is gone. `giver` is a live
+    rank that can read the snapshot: it lies in the memory of its node.
+    """
+
+    layers: LayerRange
+    source: int
+    giver: int
+    target: GroupName
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What members of `target` lack of `layers` is read from the complete saved version `step`."""
 
     layers: LayerRange
     step: int
     target: GroupName
+
+
+Source = Reshard | Move | Restore | Load
+"""A line of the reconfigure block: where state comes from that a rank did not hold before."""
 
 
 class Instr(msgspec.Struct, frozen=True, gc=False):
@@ -307,7 +326,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     standby: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()
-    reconfigure: tuple[Reshard | Move | Load, ...] = ()
+    reconfigure: tuple[Source, ...] = ()
     transport: str | None = None
     precision: Precision = "fp32"
     recompute: tuple[int, ...] = ()

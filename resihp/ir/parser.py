@@ -13,13 +13,11 @@ from resihp.ir.model import (
     Group,
     Instr,
     Level,
-    Load,
     Mesh,
     ModelShape,
-    Move,
     Plan,
-    Reshard,
     Resume,
+    Source,
     Stream,
 )
 from resihp.ir.reader import MAX_ERRORS, MAX_LINE, MAX_TEXT, Reader, normalise
@@ -95,7 +93,7 @@ class _PlanReader(Reader):
         super().__init__()
         self.groups: list[Group] = []
         self.group_places: list[Span] = []
-        self.sources: list[Reshard | Move | Load] = []
+        self.sources: list[Source] = []
         self.source_places: list[Span] = []
         self.streams: list[Stream] = []
         self.stream_places: list[StreamSource] = []

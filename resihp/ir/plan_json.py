@@ -31,14 +31,12 @@ from resihp.ir.model import (
     Group,
     Instr,
     Level,
-    Load,
     Mesh,
     ModelShape,
-    Move,
     Plan,
     Precision,
-    Reshard,
     Resume,
+    Source,
     Stream,
 )
 from resihp.ir.reader import MAX_TEXT
@@ -83,7 +81,7 @@ class _Document(
     lost: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
-    reconfigure: tuple[Reshard | Move | Load, ...] = ()
+    reconfigure: tuple[Source, ...] = ()
     streams: tuple[_Stream, ...] = ()
 
 

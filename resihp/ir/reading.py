@@ -12,7 +12,7 @@ from resihp.ir import canonical, canonical_statements
 from resihp.ir.lines import Budget, code_of, squeeze
 
 if TYPE_CHECKING:
-    from resihp.ir.model import Instr, Load, Move, Reshard
+    from resihp.ir.model import Instr, Source
     from resihp.ir.statements import ProgramLine, Statement
 
 __all__ = ["read_instruction", "read_program_line", "read_source", "read_statement"]
@@ -33,7 +33,7 @@ def read_statement(head: str, column: int, budget: Budget) -> Statement:
     return read_statement(" " * (column - 1) + head, budget)
 
 
-def read_source(line: str, budget: Budget) -> Reshard | Move | Load | None:
+def read_source(line: str, budget: Budget) -> Source | None:
     """The line of a `reconfigure` block; None if it says nothing."""
     code = code_of(line)
     words = squeeze(code)

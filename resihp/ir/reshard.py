@@ -4,7 +4,8 @@ A layer's state is cut along its shards into N = max TP degree of both meshes eq
 member i of a group of degree t holds chunks i*N//t .. (i+1)*N//t - 1. What a rank held before
 and still needs stays where it is; every other piece comes from the first line of the reconfigure
 block that can give it. Parameters, both moments and the step go together. Both ends of a move
-derive the same list from the two plans, so nothing is negotiated.
+derive the same list from the two plans, so nothing is negotiated. What comes out of a snapshot is
+sent by the rank that reads it, which may be the one that needs it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard
+from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard, Restore, Source
 
 __all__ = [
     "Change",
     "Giver",
-    "Line",
     "Need",
     "ShardLoad",
     "ShardMove",
@@ -28,16 +28,17 @@ __all__ = [
     "holds",
     "layers_of",
     "loads",
+    "nothing_before",
     "num_state_chunks",
     "transfers",
 ]
 
-Line = Reshard | Move | Load
-"""A line of the reconfigure block."""
-
 
 class ShardMove(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of one layer's state on its way from rank `source` to rank `target`."""
+    """One piece of one layer's state on its way from rank `source` to rank `target`.
+
+    Only a piece out of a snapshot may have one rank at both ends.
+    """
 
     layer: int
     chunk: int
@@ -47,6 +48,8 @@ class ShardMove(msgspec.Struct, frozen=True, kw_only=True):
     target: int
     replicated: bool = False
     """The tensors that every member holds whole (norms, biases): once per layer and target."""
+    snapshot_of: int | None = None
+    """The lost rank whose snapshot `source` reads it from; None: `source` holds it itself."""
 
 
 class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +75,7 @@ class Need(NamedTuple):
 
 
 class Giver(NamedTuple):
-    """Who gives a piece: a line, by its index in the block, and its rank (None: storage)."""
+    """Who gives a piece: a line, by its index in the block, and its rank (None: a checkpoint)."""
 
     line: int
     rank: int | None
@@ -91,6 +94,13 @@ def chunks_of_member(index: int, tp: int, num_chunks: int) -> range:
 def holder_of_chunk(group: Group, chunk: int, num_chunks: int) -> int:
     """The rank of `group` that holds `chunk`."""
     return group.ranks[chunk * group.tp // num_chunks]
+
+
+def nothing_before(plan: Plan) -> Plan:
+    """The plan before one whose ranks hold nothing yet, as where a job begins with a checkpoint."""
+    return msgspec.structs.replace(
+        plan, groups=(), streams=(), standby=(), lost=(), returned=(), reconfigure=(), resume=None
+    )
 
 
 def layers_of(group: Group) -> Iterator[int]:
@@ -164,16 +174,35 @@ class Change:
             return None
         return chunks_of_member(index, group.tp, self.num_chunks)
 
-    def covers(self, line: Line, rank: int, layer: int) -> bool:
+    def covers(self, line: Source, rank: int, layer: int) -> bool:
         """Whether a line to the group of `rank` is about what that rank lacks of `layer`."""
         concerned = not isinstance(line, Move) or line.target == rank
         return concerned and line.layers.first <= layer <= line.layers.last
 
-    def holder(self, line: Reshard | Move, chunk: int) -> int:
-        """The rank that has `chunk`, dead or alive, by a line whose source exists."""
-        if isinstance(line, Move):
-            return line.source
-        return holder_of_chunk(self.old[line.source], chunk, self.num_chunks)
+    def holder(self, line: Reshard | Move | Restore, chunk: int) -> int | None:
+        """The rank that is to give `chunk`, dead or alive, by a line whose source exists.
+
+        None where that is in no shard of the rank whose snapshot is read.
+        """
+        match line:
+            case Reshard():
+                return holder_of_chunk(self.old[line.source], chunk, self.num_chunks)
+            case Move():
+                return line.source
+            case Restore():
+                group, index = self.member[line.source]
+                shard = chunks_of_member(index, group.tp, self.num_chunks)
+                return line.giver if chunk in shard else None
+
+    def givers_of_whole(self, line: Reshard | Move | Restore) -> tuple[int, ...]:
+        """Ranks, dead or alive, that are to give the tensors that every member holds whole."""
+        match line:
+            case Reshard():
+                return self.old[line.source].ranks
+            case Move():
+                return (line.source,)
+            case Restore():
+                return (line.giver,)
 
     def giver(self, lines: Sequence[int], chunk: int) -> Giver | None:
         """Of `chunk`: the first of `lines` that can give it; None if all holders are lost."""
@@ -182,7 +211,7 @@ class Change:
             if isinstance(line, Load):
                 return Giver(index, None)
             rank = self.holder(line, chunk)
-            if rank not in self.lost:
+            if rank is not None and rank not in self.lost:
                 return Giver(index, rank)
         return None
 
@@ -195,8 +224,7 @@ class Change:
             line = self.plan.reconfigure[index]
             if isinstance(line, Load):
                 return Giver(index, None)
-            ranks = (line.source,) if isinstance(line, Move) else self.old[line.source].ranks
-            alive = [rank for rank in ranks if rank not in self.lost]
+            alive = [rank for rank in self.givers_of_whole(line) if rank not in self.lost]
             if alive:
                 return Giver(index, alive[member % len(alive)])
         return None
@@ -221,7 +249,7 @@ def _pieces(previous: Plan, plan: Plan) -> Iterator[ShardMove | ShardLoad]:
                 yield from _brought(change, lines, layer, need)
 
 
-def _layers_in(line: Line) -> range:
+def _layers_in(line: Source) -> range:
     return range(line.layers.first, line.layers.last + 1)
 
 
@@ -258,6 +286,7 @@ def _piece(
             source=giver.rank,
             target=target,
             replicated=replicated,
+            snapshot_of=line.source if isinstance(line, Restore) else None,
         )
     assert isinstance(line, Load)
     return ShardLoad(

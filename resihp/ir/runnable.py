@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resihp.errors import UserError
-from resihp.ir.model import Level, Load, Plan
+from resihp.ir.model import Level, Plan
 
 __all__ = ["check_runnable"]
 
@@ -20,6 +20,3 @@ def check_runnable(plan: Plan) -> None:
 def _reasons(plan: Plan) -> Iterator[str]:
     if plan.level is not Level.PLAN:
         yield f"it is a {plan.level}, which `resihp lower` makes a plan"
-    for line in plan.reconfigure:
-        if isinstance(line, Load):
-            yield f"{line.target} loads layers {line.layers} from a saved version"

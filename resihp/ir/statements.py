@@ -25,7 +25,9 @@ from resihp.ir.model import (
     Op,
     Precision,
     Reshard,
+    Restore,
     Resume,
+    Source,
 )
 from resihp.ir.program import TensorType, Transfer
 
@@ -121,7 +123,7 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class ReconfigureHead(msgspec.Struct, frozen=True):
-    """`reconfigure {`; its lines follow as `Reshard`, `Move` and `Load`."""
+    """`reconfigure {`; its lines follow as `Source`."""
 
 
 class StreamHead(msgspec.Struct, frozen=True):
@@ -177,9 +179,7 @@ Statement = (
     | Lost
     | Returned
     | ReconfigureHead
-    | Reshard
-    | Move
-    | Load
+    | Source
     | StreamHead
     | RankHead
     | RunHead
@@ -203,6 +203,7 @@ KEYWORDS: dict[type, str] = {
     ReconfigureHead: "reconfigure",
     Reshard: "reshard",
     Move: "move",
+    Restore: "restore",
     Load: "load",
     StreamHead: "stream",
     RankHead: "rank",
@@ -333,6 +334,8 @@ def _operands(statement: Statement) -> tuple[str, ...]:
             return (f"layers={layers}", str(source), "->", str(target))
         case Move(layers=layers, source=source, target=target):
             return (f"layers={layers}", str(source), "->", str(target))
+        case Restore(layers=layers, source=source, giver=giver, target=target):
+            return (f"layers={layers}", str(source), f"at={giver}", "->", str(target))
         case Load(layers=layers, step=step, target=target):
             return (f"layers={layers}", f"step={step}", "->", str(target))
         case StreamHead(replicas, stage):

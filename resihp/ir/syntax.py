@@ -23,7 +23,9 @@ from resihp.ir.model import (
     Move,
     Precision,
     Reshard,
+    Restore,
     Resume,
+    Source,
 )
 from resihp.ir.program import TensorType, Transfer
 from resihp.ir.statements import (
@@ -66,7 +68,7 @@ def read_statement(code: str, budget: Budget) -> Statement:
     return _unkeyed(tree, budget)
 
 
-def read_source(code: str, budget: Budget) -> Reshard | Move | Load:
+def read_source(code: str, budget: Budget) -> Source:
     """The line of a `reconfigure` block."""
     check_first_word(code, SOURCE_WORDS, "line of a `reconfigure` block")
     tree = _parse(code, "source")
@@ -78,6 +80,13 @@ def read_source(code: str, budget: Budget) -> Reshard | Move | Load:
             return Reshard(layers=layers, source=place(ends[0]), target=place(ends[1]))
         case "move":
             return Move(layers=layers, source=number(ends[0]), target=number(ends[1]))
+        case "restore":
+            return Restore(
+                layers=layers,
+                source=number(ends[0]),
+                giver=fields.number("at"),
+                target=place(ends[1]),
+            )
         case _:
             return Load(layers=layers, step=fields.number("step"), target=place(ends[0]))
 

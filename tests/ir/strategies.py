@@ -21,6 +21,7 @@ from resihp.ir.model import (
     Op,
     Plan,
     Reshard,
+    Restore,
     Resume,
     Stream,
 )
@@ -82,6 +83,7 @@ groups = st.builds(
 sources = st.one_of(
     st.builds(Reshard, layers=layer_ranges, source=places, target=places),
     st.builds(Move, layers=layer_ranges, source=numbers, target=numbers),
+    st.builds(Restore, layers=layer_ranges, source=numbers, giver=numbers, target=places),
     st.builds(Load, layers=layer_ranges, step=numbers, target=places),
 )
 byte_counts = st.integers(0, 1 << 45) | st.integers(0, 64).map(lambda n: n << 30)

@@ -19,6 +19,7 @@ from resihp.ir.model import (
     Move,
     Op,
     Plan,
+    Restore,
 )
 from resihp.ir.runnable import check_runnable
 
@@ -53,7 +54,6 @@ LOAD = Load(layers=LayerRange(0, 0), step=3, target=GroupName(0, 0))
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        (msgspec.structs.replace(PLAN, reconfigure=(LOAD,)), "loads layers 0..0"),
         (msgspec.structs.replace(PLAN, level=Level.SCHEDULE), "it is a schedule"),
     ],
 )
@@ -65,10 +65,12 @@ def test_what_is_not_there_yet_is_refused(plan: Plan, reason: str):
 
 
 def test_plans_of_the_compiler_run():
-    """Also with whole shards handed on, parameters that are gathered, and spelled defaults."""
+    """Also with state from ranks, snapshots and checkpoints, and with spelled defaults."""
     check_runnable(PLAN)
     move = Move(layers=LayerRange(0, 0), source=1, target=0)
-    check_runnable(msgspec.structs.replace(PLAN, reconfigure=(move,)))
+    restore = Restore(layers=LayerRange(0, 0), source=1, giver=2, target=GroupName(0, 0))
+    for line in (move, restore, LOAD):
+        check_runnable(msgspec.structs.replace(PLAN, reconfigure=(line,)))
     stream = PLAN.streams[0]
     body = tuple(
         msgspec.structs.replace(instr, peer=0) if instr.op.is_transfer else instr

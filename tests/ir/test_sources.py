@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 from placed import placed
 from staged_plans import random_staged
 
-from resihp.ir.model import Group, LayerRange, Load, Mesh, Move, Plan, Reshard, Resume
-from resihp.ir.reshard import Line, loads, transfers
+from resihp.ir.model import (
+    Group,
+    LayerRange,
+    Load,
+    Mesh,
+    Move,
+    Plan,
+    Reshard,
+    Restore,
+    Resume,
+    Source,
+)
+from resihp.ir.reshard import loads, transfers
 from resihp.ir.verify.adaptation import check_adaptation, check_targets
 from resihp.ir.verify.findings import Findings
 
@@ -59,24 +70,28 @@ def quarters(held: Holdings, rank: int, layer: int) -> set[int]:
     return {quarter for at, quarter in held.get(rank, set()) if at == layer}
 
 
-def layers_of(line: Line) -> range:
+def layers_of(line: Source) -> range:
     return range(line.layers.first, line.layers.last + 1)
 
 
-def ends_of(previous: Plan, plan: Plan, line: Line) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def ends_of(previous: Plan, plan: Plan, line: Source) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ranks that a line takes from and gives to."""
     if isinstance(line, Move):
         return (line.source,), (line.target,)
     target = plan.group(*line.target)
+    if isinstance(line, Restore):
+        return (line.source,), () if target is None else target.ranks
     source = previous.group(*line.source) if isinstance(line, Reshard) else None
     return () if source is None else source.ranks, () if target is None else target.ranks
 
 
 def fault_of(
-    line: Line, sources: tuple[int, ...], targets: tuple[int, ...], state: State
+    plan: Plan, line: Source, sources: tuple[int, ...], targets: tuple[int, ...], state: State
 ) -> str | None:
     """Why a line cannot be right, whatever the others say."""
     layers = layers_of(line)
+    if isinstance(line, Restore) and (line.source not in plan.lost or line.giver in plan.lost):
+        return "snapshot"
     if not all(quarters(state.after, rank, layer) for rank in targets for layer in layers):
         return "target"
     if isinstance(line, Load):
@@ -99,7 +114,7 @@ def account(previous: Plan, plan: Plan) -> Account:
     seen: Counter[tuple[object, object, int]] = Counter()
     for line in plan.reconfigure:
         sources, targets = ends_of(previous, plan, line)
-        fault = fault_of(line, sources, targets, state)
+        fault = fault_of(plan, line, sources, targets, state)
         if fault is not None:
             faults.append(fault)
             continue
@@ -109,9 +124,9 @@ def account(previous: Plan, plan: Plan) -> Account:
             for rank in targets:
                 for quarter in sorted(quarters(missing, rank, layer)):
                     alive = [
-                        source
+                        line.giver if isinstance(line, Restore) else source
                         for source in sources
-                        if source not in plan.lost
+                        if (isinstance(line, Restore) or source not in plan.lost)
                         and quarter in quarters(state.before, source, layer)
                     ]
                     if alive or isinstance(line, Load):
@@ -159,10 +174,10 @@ def next_plan(rng: random.Random, previous: Plan) -> Plan:
     return msgspec.structs.replace(plan, reconfigure=tuple(some_lines(rng, previous, plan)))
 
 
-def some_lines(rng: random.Random, previous: Plan, plan: Plan) -> list[Line]:
+def some_lines(rng: random.Random, previous: Plan, plan: Plan) -> list[Source]:
     """For each range that somebody lacks, a few lines; then perhaps one change."""
     before = holdings(previous.groups)
-    lines: list[Line] = []
+    lines: list[Source] = []
     for group in plan.groups:
         for layers in group.layers:
             for layer in range(layers.first, layers.last + 1):
@@ -191,15 +206,16 @@ def lines_for(
     group: Group,
     layers: LayerRange,
     before: Holdings,
-) -> list[Line]:
+) -> list[Source]:
     after = holdings((group,))
     lacking = {
         rank: {p for p in pieces if p[0] == layers.first} - before.get(rank, set())
         for rank, pieces in after.items()
     }
-    lines: list[Line] = []
+    lines: list[Source] = []
     sources = [g for g in previous.groups if any(a <= layers.first <= b for a, b in g.layers)]
     rng.shuffle(sources)
+    dead = [rank for rank in plan.lost if quarters(before, rank, layers.first)]
     while any(lacking.values()):
         rank = rng.choice([rank for rank in group.ranks if lacking[rank]])
         twins = [
@@ -212,6 +228,13 @@ def lines_for(
         if twins and rng.random() < 0.3:
             lines.append(Move(layers=layers, source=rng.choice(twins), target=rank))
             lacking[rank] = set()
+        elif dead and rng.random() < 0.5:
+            source = dead.pop()
+            giver = rng.choice([r for r in range(MESH.world) if r not in plan.lost])
+            if rng.random() < 0.05:
+                giver = source
+            lines.append(Restore(layers=layers, source=source, giver=giver, target=group.name))
+            lacking = {rank: pieces - before[source] for rank, pieces in lacking.items()}
         elif sources:
             source = sources.pop()
             lines.append(Reshard(layers=layers, source=source.name, target=group.name))
@@ -248,3 +271,5 @@ def test_reconfigurations_are_right_exactly_where_the_account_says(rng: random.R
         ]
         assert not set(given) & set(read)
         assert given | dict.fromkeys(read) == came_from
+        snapshots = {m.source: m.snapshot_of for m in transfers(previous, plan) if m.snapshot_of}
+        assert set(snapshots.values()) <= set(plan.lost)

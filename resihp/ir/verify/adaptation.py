@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from resihp.ir.diagnostics import Related, Span
-from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard
-from resihp.ir.reshard import Change, Line, Need, holds, layers_of
+from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard, Restore, Source
+from resihp.ir.reshard import Change, Need, holds, layers_of
 from resihp.ir.source import Parsed
 from resihp.ir.verify.findings import Findings, listed
 
@@ -14,7 +14,7 @@ __all__ = ["check_adaptation", "check_targets"]
 
 
 def check_targets(parsed: Parsed, findings: Findings) -> None:
-    """RHP802, RHP805, RHP810 and a part of RHP807, which need no previous plan."""
+    """RHP802, RHP805, RHP810, RHP811 and a part of RHP807, which need no previous plan."""
     plan = parsed.plan
     both = sorted(set(plan.returned).intersection(plan.lost))
     if both:
@@ -32,6 +32,8 @@ def check_targets(parsed: Parsed, findings: Findings) -> None:
         target = of_rank.get(line.target) if isinstance(line, Move) else groups.get(line.target)
         if isinstance(line, Load):
             _check_version(parsed, span, line, findings)
+        if isinstance(line, Restore):
+            _check_is_gone(plan, span, line, findings)
         if target is None or not holds(target, line.layers):
             _report_target(span, line, target, findings)
         else:
@@ -64,7 +66,19 @@ def _check_version(parsed: Parsed, span: Span, line: Load, findings: Findings) -
         )
 
 
-def _report_target(span: Span, line: Line, target: Group | None, findings: Findings) -> None:
+def _check_is_gone(plan: Plan, span: Span, line: Restore, findings: Findings) -> None:
+    """RHP811."""
+    if line.source in plan.lost or line.source in plan.returned:
+        return
+    findings.add(
+        "RHP811",
+        span,
+        f"rank {line.source} is neither lost nor returned, so it holds its state itself",
+        hint="`reshard` or `move` takes what a live rank holds",
+    )
+
+
+def _report_target(span: Span, line: Source, target: Group | None, findings: Findings) -> None:
     if isinstance(line, Move):
         what = f"rank {line.target} does not take layers {line.layers}"
         has = "it is in no group" if target is None else f"{target.name} holds {_held(target)}"
@@ -80,13 +94,13 @@ def _held(group: Group) -> str:
 
 def _check_once(
     span: Span,
-    line: Line,
+    line: Source,
     target: GroupName,
     brought: dict[tuple[object, object, int], Span],
     findings: Findings,
 ) -> None:
     """RHP802: the same layers from the same source to the same target."""
-    source = "a saved version" if isinstance(line, Load) else line.source
+    source = _source_of(line)
     twice: dict[Span, list[int]] = {}
     for layer in range(line.layers.first, line.layers.last + 1):
         first = brought.setdefault((source, line.target, layer), span)
@@ -103,6 +117,16 @@ def _check_once(
             f"layer {listed(layers)} {ends}",
             related=(Related("the first is here", first),),
         )
+
+
+def _source_of(line: Source) -> GroupName | int | str:
+    match line:
+        case Load():
+            return "a saved version"
+        case Restore():
+            return f"a snapshot of rank {line.source}"
+        case Reshard() | Move():
+            return line.source
 
 
 def _check_same_job(parsed: Parsed, previous: Plan, findings: Findings) -> bool:
@@ -159,15 +183,15 @@ class _Check:
         self.useful: set[int] = set()
         """Lines that bring something, or whose fault is reported already."""
 
-    def _has_source(self, span: Span, line: Line) -> bool:
-        """Reports RHP803 and RHP809."""
+    def _has_source(self, span: Span, line: Source) -> bool:
+        """Reports RHP803, RHP809, and RHP804 of a rank that is to read a snapshot."""
         match line:
             case Load():
                 return True
             case Reshard():
                 source = self.change.old.get(line.source)
                 reason = _why_not_group(line, source)
-            case Move():
+            case Move() | Restore():
                 source = self.change.member.get(line.source, (None, 0))[0]
                 reason = _why_not_rank(line, source)
         target = self._target_of(line)
@@ -176,9 +200,28 @@ class _Check:
         if reason is not None:
             self.findings.add("RHP803", span, reason)
             return False
-        return not isinstance(line, Move) or self._is_alike(span, line, target)
+        match line:
+            case Reshard():
+                return True
+            case Move():
+                return self._is_alike(span, line, target)
+            case Restore():
+                return self._can_read(span, line)
 
-    def _target_of(self, line: Line) -> Group | None:
+    def _can_read(self, span: Span, line: Restore) -> bool:
+        """RHP804 for a snapshot that a lost rank is to read."""
+        if line.giver not in self.change.lost:
+            return True
+        self.findings.add(
+            "RHP804",
+            span,
+            f"rank {line.giver}, which is to read the snapshot of rank {line.source}, is lost",
+            related=(Related("lost here", self.parsed.statement("lost")),),
+            hint="name a live rank of the node whose memory has the snapshot",
+        )
+        return False
+
+    def _target_of(self, line: Source) -> Group | None:
         """The group that a line brings something to; None where RHP805 has it."""
         if isinstance(line, Move):
             target = self.of_rank.get(line.target)
@@ -217,9 +260,10 @@ class _Check:
                     for index in lines
                     if self.change.covers(self.plan.reconfigure[index], need.rank, layer)
                 ]
-                if not about:
+                dead = self._lost_holders(about, need)
+                if self._is_unsourced(about, need):
                     left.append(need.rank)
-                elif dead := self._lost_holders(about, need):
+                elif dead:
                     gone.setdefault(about[0], set()).update(dead)
             for line, dead in gone.items():
                 self._report_lost(line, group, sorted(dead))
@@ -243,8 +287,20 @@ class _Check:
             for index in about:
                 line = self.plan.reconfigure[index]
                 assert not isinstance(line, Load)
-                dead.add(self.change.holder(line, chunk))
+                holder = self.change.holder(line, chunk)
+                if holder is not None:
+                    dead.add(holder)
         return dead
+
+    def _is_unsourced(self, about: Sequence[int], need: Need) -> bool:
+        """Whether no line is about some chunk: there is none, or only snapshots without it."""
+        if not all(self.sound[index] for index in about):
+            return False
+        lines = [self.plan.reconfigure[index] for index in about]
+        return not any(isinstance(line, Load) for line in lines) and any(
+            all(isinstance(line, Load) or self.change.holder(line, chunk) is None for line in lines)
+            for chunk in need.chunks
+        )
 
     def _report_lost(self, line: int, target: Group, dead: list[int]) -> None:
         first, last = self.plan.reconfigure[line].layers
@@ -322,7 +378,7 @@ def _why_not_group(line: Reshard, source: Group | None) -> str | None:
     return None
 
 
-def _why_not_rank(line: Move, source: Group | None) -> str | None:
+def _why_not_rank(line: Move | Restore, source: Group | None) -> str | None:
     if source is None:
         return f"in the previous plan rank {line.source} was in no group"
     if not holds(source, line.layers):
@@ -333,8 +389,8 @@ def _why_not_rank(line: Move, source: Group | None) -> str | None:
     return None
 
 
-def _ends(line: Line) -> tuple[object, object]:
-    return (None if isinstance(line, Load) else line.source, line.target)
+def _ends(line: Source) -> tuple[object, object]:
+    return _source_of(line), line.target
 
 
 def _runs(layers: Sequence[int]) -> list[LayerRange]:

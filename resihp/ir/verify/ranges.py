@@ -8,7 +8,18 @@ from itertools import pairwise
 import msgspec
 
 from resihp.ir.diagnostics import Related, Span
-from resihp.ir.model import GroupName, Instr, LayerRange, Move, Plan, Reshard, Stream
+from resihp.ir.model import (
+    GroupName,
+    Instr,
+    LayerRange,
+    Load,
+    Move,
+    Plan,
+    Reshard,
+    Restore,
+    Source,
+    Stream,
+)
 from resihp.ir.placement import Placement
 from resihp.ir.source import Parsed
 from resihp.ir.statements import spell_instr, spell_numbers
@@ -298,12 +309,23 @@ def _check_sources(parsed: Parsed, findings: Findings) -> None:
     world = parsed.plan.mesh.world
     for span, line in zip(parsed.reconfigure, parsed.plan.reconfigure, strict=True):
         check_layers(parsed, findings, span, line.layers)
-        if isinstance(line, Move):
-            for rank in {line.source, line.target}:
-                if rank >= world:
-                    message = f"rank {rank} is not in the mesh, whose ranks are 0..{world - 1}"
-                    findings.add("RHP101", span, message, detail=rank)
-        else:
-            check_place(parsed, findings, span, line.target)
-            if isinstance(line, Reshard):
-                check_place(parsed, findings, span, line.source)
+        ranks, places = _ends(line)
+        for rank in ranks:
+            if rank >= world:
+                message = f"rank {rank} is not in the mesh, whose ranks are 0..{world - 1}"
+                findings.add("RHP101", span, message, detail=rank)
+        for place in places:
+            check_place(parsed, findings, span, place)
+
+
+def _ends(line: Source) -> tuple[set[int], set[GroupName]]:
+    """Ranks and groups that a line of the reconfigure block names."""
+    match line:
+        case Reshard():
+            return set(), {line.source, line.target}
+        case Move():
+            return {line.source, line.target}, set()
+        case Restore():
+            return {line.source, line.giver}, {line.target}
+        case Load():
+            return set(), {line.target}
