@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from resihp.executor.boundary import Boundary
 from resihp.executor.interpreter.observe import Observation
 from resihp.executor.interpreter.run import Interpreter
 from resihp.wire.messages import Finished, Message, Observed, StepDone
@@ -23,17 +24,26 @@ async def iterate(
     *,
     num_steps: int,
     generation: int,
+    boundary: Boundary,
     send: Callable[[Message], None],
-) -> None:
-    """Run until `state` is at version `num_steps`. Raises as `Interpreter.run` does."""
+) -> bool:
+    """Run until `state` is at version `num_steps`, or until all agree to end before.
+
+    Whether they agreed so. Raises as `Interpreter.run` and `Boundary.cross` do.
+    """
     told = -1
-    while state.version < num_steps:
+    ends_here = False
+    while state.version < num_steps and not ends_here:
         record = await interpreter.run(state.version)
         send(StepDone(generation=generation, record=record))
         told = _tell(interpreter.observation, told, generation, send)
+        ends_here = await boundary.cross(state.version)
     await interpreter.settle()
     _tell(interpreter.observation, told, generation, send)
+    if state.version < num_steps:
+        return True
     send(Finished(generation=generation))
+    return False
 
 
 def _tell(seen: Observation, told: int, generation: int, send: Callable[[Message], None]) -> int:

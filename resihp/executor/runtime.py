@@ -16,6 +16,7 @@ import msgspec
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed, ResihpError, UserError
+from resihp.executor.boundary import Agreement, Ask
 from resihp.executor.joining import Joining
 from resihp.executor.lateness import Lateness
 from resihp.executor.pause import current_pause
@@ -29,6 +30,7 @@ from resihp.wire.messages import (
     Go,
     Message,
     Ready,
+    Request,
     Settled,
     StepRecord,
     Stop,
@@ -42,6 +44,8 @@ __all__ = ["Backend", "Executor", "Session", "State"]
 
 class State(Protocol):
     """What a rank holds between iterations, as far as the coordinator asks."""
+
+    agreement: Agreement
 
     @property
     def version(self) -> int:
@@ -78,8 +82,11 @@ class Session(Protocol):
         """Where it is; how long it has been there is for the caller to say."""
         ...
 
-    async def run(self) -> None:
-        """Join the generation and run it to the end of the job."""
+    async def run(self) -> bool:
+        """Join the generation and run it to the end of the job, or until all agree to yield.
+
+        Whether they did; the session is to be left then, and the next generation comes.
+        """
         ...
 
     async def leave(self) -> None:
@@ -122,6 +129,7 @@ class Executor:
         self._generation = 0
         self._last_at: At | None = None
         self._at_since_s = 0.0
+        self._leaving = asyncio.Lock()
         self._lateness = Lateness()
 
     async def run(self) -> int:
@@ -152,6 +160,8 @@ class Executor:
                 case StoreAt() if self._is_current(message.generation):
                     assert self._session is not None
                     self._session.joining.opened(message.port)
+                case Request() if self._is_current(message.generation):
+                    self._backend.state.agreement.ask(Ask.of(message.what))
                 case AskWhere():
                     self._send(self._where())
                 case Go() if self._is_current(message.generation):
@@ -168,12 +178,14 @@ class Executor:
 
     def _open(self, deploy: Deploy) -> None:
         self._generation = deploy.generation
+        self._backend.state.agreement.clear()
         self._session = self._backend.session(deploy)
         self._task = asyncio.create_task(self._run_session(self._session))
 
     async def _run_session(self, session: Session) -> None:
         try:
-            await session.run()
+            if await session.run():
+                await self._yield(session)
         except* GenerationClosed:
             pass
         except* UserError as group:
@@ -193,17 +205,34 @@ class Executor:
     async def _close(self, generation: int) -> None:
         """Leave what runs, then say what state we hold."""
         noticed_s = time.monotonic()
-        self._generation = generation
-        if self._session is not None and self._task is not None:
-            await self._session.leave()
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        async with self._leaving:
+            self._generation = generation
+            if self._session is not None and self._task is not None:
+                await self._session.leave()
+                self._task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._task
+                self._session = self._task = None
+            self._settle(noticed_s)
+
+    async def _yield(self, session: Session) -> None:
+        """All members agreed to end their generation here; part of the session's own task.
+
+        A `Close` that comes meanwhile waits for us, or cancels us where it was first.
+        """
+        noticed_s = time.monotonic()
+        async with self._leaving:
+            await session.leave()
+            self._generation = session.joining.generation + 1
             self._session = self._task = None
+            self._settle(noticed_s)
+
+    def _settle(self, noticed_s: float) -> None:
+        """Say what state we hold, for the generation that comes."""
         state = self._backend.state
         self._send(
             Settled(
-                generation=generation,
+                generation=self._generation,
                 version=state.version,
                 voted=state.voted,
                 updates=state.updates,

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed
+from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
@@ -89,8 +90,8 @@ class Session:
         """Where it is; how long it has been there is for the caller to say."""
         return self.joining.at(self._interpreter)
 
-    async def run(self) -> None:
-        """Join the generation and run it to the end of the job."""
+    async def run(self) -> bool:
+        """See `resihp.executor.runtime.Session`."""
         deploy, state = self._deploy, self._state
         plan = parse(deploy.plan).plan
         check_runnable(plan)
@@ -99,7 +100,7 @@ class Session:
         await adopted.wait_async()
         if not deploy.program:
             await self._stand_by(plan)
-            return
+            return False
         program = decode_program(deploy.program)
         check_program(program, self._job, self._rank, deploy.peers)
         self._device.begin(deploy.generation, deploy.key, deploy.peers)
@@ -122,11 +123,12 @@ class Session:
         state.go()
         self._injector.num_instrs = len(program.instrs)
         self._interpreter = await self._make_interpreter(plan, holding, groups)
-        await iterate(
+        return await iterate(
             self._interpreter,
             state,
             num_steps=self._job.job.steps,
             generation=self._deploy.generation,
+            boundary=Boundary(state.agreement),
             send=self._send,
         )
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from resihp.config import JobConfig
 from resihp.executor.adamw import AdamW, learning_rate
+from resihp.executor.boundary import Agreement
 from resihp.executor.flat import bytes_of
 from resihp.executor.init import initial_parameters
 from resihp.executor.layouts import slice_of
@@ -87,6 +88,7 @@ class TrainState:
 
     def __init__(self, job: JobConfig) -> None:
         self._job = job
+        self.agreement = Agreement()
         self.layout = 0
         self.current: Holding | None = None
         self.pending: tuple[int, Holding | None] | None = None

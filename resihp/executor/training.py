@@ -189,6 +189,7 @@ class TrainingWork:
         outcome = self._voter.count(
             self._world.all_gather(upload(self._voter.pack(contribution), self._device))
         )
+        self._state.agreement.agree(outcome.asked)
         self._state.vote_complete(
             StepRecord(
                 step=self._step,
@@ -215,6 +216,7 @@ class TrainingWork:
                 for number, (_, key) in zip(numbers, self._ended, strict=True)
             },
             squared_norms={name: squares[name] for name in self._counted},
+            asked=self._state.agreement.brought(),
         )
 
     def _number(self, key: Key) -> int:

@@ -7,7 +7,7 @@ Times are seconds of the machine's monotonic clock.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -39,6 +39,7 @@ __all__ = [
     "Ready",
     "Refused",
     "Reply",
+    "Request",
     "Settled",
     "Start",
     "StepDone",
@@ -333,6 +334,17 @@ class AskWhere(_Message, frozen=True, kw_only=True):
     """The executor is to say where it is (`At`). To the coordinator: `resihp where` asks it."""
 
 
+class Request(_Message, frozen=True, kw_only=True):
+    """Bring `what` into the next vote of `generation`: all ranks do it after the same step.
+
+    To any one rank of the plan. `yield`: leave the generation there and settle for the next one,
+    as for a `Close`, but with no iteration lost.
+    """
+
+    generation: int
+    what: Literal["yield", "checkpoint", "audit"]
+
+
 class Fence(_Message, frozen=True, kw_only=True):
     """The supervisor must SIGKILL its executor."""
 
@@ -404,6 +416,7 @@ Message = (
     | StoreAt
     | Go
     | AskWhere
+    | Request
     | Fence
     | Stop
     | KillRank

@@ -7,6 +7,7 @@ step and leaves; what the rank holds stays in its memory for the next plan.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -64,7 +65,7 @@ async def train(site: Site) -> Stand:
         memory.clear()
     state: TrainState = memory.setdefault("state", TrainState(order.job))
     messages: list[Message] = []
-    session = _session(site, order, state, messages)
+    session = session_of(site, order, state, messages.append)
     session.joining.opened(site.store_port)
     session.joining.went()
     with contextlib.redirect_stdout(None):  # its log
@@ -81,7 +82,10 @@ async def leave(site: Site) -> None:
     await site.memory.pop("session").leave()
 
 
-def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Message]) -> Session:
+def session_of(
+    site: Site, order: TrainTo, state: TrainState, send: Callable[[Message], None]
+) -> Session:
+    """The session of one rank for a plan."""
     deploy = Deploy(
         generation=site.generation,
         plan=print_plan(site.plan),
@@ -103,7 +107,7 @@ def _session(site: Site, order: TrainTo, state: TrainState, messages: list[Messa
         device=site.device,
         batches=batches_of(order.job.parallel.dp),
         injector=Injector((), site.rank, _no_fault),
-        send=messages.append,
+        send=send,
     )
 
 

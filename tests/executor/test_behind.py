@@ -11,6 +11,7 @@ from slow_device import SlowLink, SlowPair, SlowQueue, launch
 from symbolic import FAR_S, SymbolicWork
 from test_interpreter import last_stage
 
+from resihp.executor.boundary import Agreement, Boundary
 from resihp.executor.device.edge_wire import EdgeWire
 from resihp.executor.device.issuing import IssuingStream
 from resihp.executor.interpreter.run import Interpreter
@@ -121,7 +122,14 @@ async def test_times_of_an_iteration_are_complete_one_later():
     num_steps = 3
     for _ in range(num_steps):
         rank.deliver()
-    await iterate(rank.interpreter, rank.work, num_steps=num_steps, generation=1, send=sent.append)
+    await iterate(
+        rank.interpreter,
+        rank.work,
+        num_steps=num_steps,
+        generation=1,
+        boundary=Boundary(Agreement()),
+        send=sent.append,
+    )
     told = [message for message in sent if isinstance(message, Observed)]
     assert [message.step for message in told] == list(range(num_steps))
     assert [type(message) for message in sent[:2]] == [StepDone, StepDone]

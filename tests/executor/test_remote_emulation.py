@@ -81,6 +81,23 @@ def test_a_meeting_ends_for_all_members_at_once():
     with_ranks(main, 3)
 
 
+def test_what_members_bring_to_a_meeting_all_of_them_have_at_its_end():
+    """As in the vote of real ranks."""
+
+    async def main(clock: Clock, transports: list[Transport]) -> None:
+        meetings = [RemoteMeeting(clock, each, TAG, (0, 1, 2)) for each in transports]
+        events: list[Event] = []
+        for rank, meeting in enumerate(meetings):
+            stream = EmulatedStream(clock, rank)
+            meeting.bring((0, 4, 1)[rank])
+            events.append(stream.submit(lambda s=stream, m=meeting: s.meet(m, _MS)))
+        for event in events:
+            await event.wait_async()
+        assert [meeting.brought for meeting in meetings] == [5, 5, 5]
+
+    with_ranks(main, 3)
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_meeting_without_a_member_fails_instead_of_hanging(lost: int):
     async def main(clock: Clock, transports: list[Transport]) -> None:

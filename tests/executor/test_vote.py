@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from odd_model import ODD, logical
 from torch import Tensor
 
+from resihp.executor.boundary import Ask
 from resihp.executor.layouts import local_shard
 from resihp.executor.vote import Contribution, Voter, counted_here, read_together, squared_norms
 
@@ -43,7 +44,16 @@ def test_losses_samples_and_norms_of_all_ranks_come_together():
             contribution(norms={"b": 16.0}),
         )
     )
-    assert outcome == (True, 7.0, (70, 1 << 40, 0), 5.0)
+    assert outcome == (True, 7.0, (70, 1 << 40, 0), 5.0, Ask.NOTHING)
+
+
+def test_what_any_rank_was_asked_for_all_ranks_know():
+    """So that all of them act after the same step."""
+    voter = Voter(NAMES, 1)
+    asked = (Ask.NOTHING, Ask.YIELD, Ask.YIELD | Ask.AUDIT)
+    brought = [contribution(samples={0: 5})] + [contribution()] * 2
+    each = [one._replace(asked=what) for one, what in zip(brought, asked, strict=True)]
+    assert voter.count(rows(voter, *each)).asked == Ask.YIELD | Ask.AUDIT
 
 
 @pytest.mark.parametrize("place", range(3))

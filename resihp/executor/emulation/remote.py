@@ -19,8 +19,8 @@ from resihp.executor.transport import Transport
 __all__ = ["RemoteMeeting", "RemoteWire"]
 
 _TENSOR = struct.Struct("!q?HHIHH")  # due, is gradient, stage, home, micro-batch, chunk, chunks
-_COME = struct.Struct("!qq")  # start, lasts
-_END = struct.Struct("!q")
+_COME = struct.Struct("!qqB")  # start, lasts, what it brings
+_END = struct.Struct("!qB")  # when, what all brought
 _COMES, _ENDS = 64, 128
 """Added to the kind of a tag: of who comes to a meeting, and of its end."""
 
@@ -75,12 +75,17 @@ class RemoteMeeting:
     def __init__(self, clock: Clock, transport: Transport, tag: Tag, ranks: Sequence[int]) -> None:
         self.ranks = ranks
         self.missing = set(ranks)
+        self.brought = 0
         self._clock = clock
         self._transport = transport
         self._tag = tag
         self._ended = Event()
         self._start_ns = 0
         self._lasts_ns = 0
+
+    def bring(self, bits: int) -> None:
+        """See `Meeting`."""
+        self.brought |= bits
 
     def come(self, rank: int, start_ns: int, lasts_ns: int) -> Event:
         """See `Meeting`."""
@@ -89,10 +94,10 @@ class RemoteMeeting:
             for other in self.ranks[1:]:
                 come = self._transport.receive(other, self._kind(_COMES), _COME.size)
                 come.when_done(lambda raw, other=other: self._heard(other, raw))
-            self._has_come(rank, start_ns, lasts_ns)
+            self._has_come(rank, start_ns, lasts_ns, self.brought)
         else:
             self._transport.send(
-                first, self._kind(_COMES), _happened(_COME.pack(start_ns, lasts_ns))
+                first, self._kind(_COMES), _happened(_COME.pack(start_ns, lasts_ns, self.brought))
             )
             self._transport.receive(first, self._kind(_ENDS), _END.size).when_done(self._over)
         return self._ended
@@ -106,12 +111,13 @@ class RemoteMeeting:
         else:
             self._has_come(rank, *_COME.unpack(raw.wait()))
 
-    def _has_come(self, rank: int, start_ns: int, lasts_ns: int) -> None:
+    def _has_come(self, rank: int, start_ns: int, lasts_ns: int, brought: int) -> None:
         self.missing.remove(rank)
+        self.brought |= brought
         self._start_ns = max(self._start_ns, start_ns)
         self._lasts_ns = max(self._lasts_ns, lasts_ns)
         if not self.missing:
-            end = _happened(_END.pack(self._start_ns + self._lasts_ns))
+            end = _happened(_END.pack(self._start_ns + self._lasts_ns, self.brought))
             for other in self.ranks[1:]:
                 self._transport.send(other, self._kind(_ENDS), end)
             self._over(end)
@@ -121,7 +127,8 @@ class RemoteMeeting:
             self._ended.fail(raw.error)
             return
         self.missing.clear()
-        end_ns = _forgiving(self._clock, *_END.unpack(raw.wait()))
+        due_ns, self.brought = _END.unpack(raw.wait())
+        end_ns = _forgiving(self._clock, due_ns)
         self._clock.at(end_ns, lambda time_ns: self._ended.set(at_ns=time_ns))
 
 

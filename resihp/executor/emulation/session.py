@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from resihp.config import JobConfig
+from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Tag
 from resihp.executor.emulation.clock import Clock
 from resihp.executor.emulation.remote import RemoteMeeting, RemoteWire
@@ -64,8 +65,8 @@ class EmulatedSession:
         """Where it is; how long it has been there is for the caller to say."""
         return self.joining.at(self._interpreter)
 
-    async def run(self) -> None:
-        """Join the generation and run it to the end of the job."""
+    async def run(self) -> bool:
+        """See `resihp.executor.runtime.Session`."""
         deploy, emulated = self._deploy, self._deploy.emulated
         assert emulated is not None, "deployed to a real device"
         plan = parse(deploy.plan).plan
@@ -87,16 +88,18 @@ class EmulatedSession:
         print(f"generation {self.joining.generation}: emulated, {where}", flush=True)
         await self.joining.go
         self._state.go()
-        if program is not None:
-            self._injector.num_instrs = len(program.instrs)
-            self._interpreter = self._interpreter_of(plan, program, emulated)
-            await iterate(
-                self._interpreter,
-                self._state,
-                num_steps=self._job.job.steps,
-                generation=self.joining.generation,
-                send=self._send,
-            )
+        if program is None:
+            return False
+        self._injector.num_instrs = len(program.instrs)
+        self._interpreter = self._interpreter_of(plan, program, emulated)
+        return await iterate(
+            self._interpreter,
+            self._state,
+            num_steps=self._job.job.steps,
+            generation=self.joining.generation,
+            boundary=Boundary(self._state.agreement),
+            send=self._send,
+        )
 
     async def _move(self, emulated: Emulation) -> int:
         """Wait for the state that moves; what the first rank of the generation says of it."""

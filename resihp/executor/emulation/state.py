@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resihp.executor.boundary import Agreement
 from resihp.wire.messages import Commit, StepRecord
 
 __all__ = ["EmulatedState"]
@@ -11,6 +12,7 @@ class EmulatedState:
     """The same transaction around a step and between generations, without tensors."""
 
     def __init__(self) -> None:
+        self.agreement = Agreement()
         self.layout = 0
         self.holds_layers = False
         """Whether the rank has a place in generation `layout`."""

@@ -37,6 +37,15 @@ class Meeting(Protocol):
         """Members that have not come, as far as it is known here."""
         ...
 
+    @property
+    def brought(self) -> int:
+        """Bits that its members bring: of those here until it ends, of all from then on."""
+        ...
+
+    def bring(self, bits: int) -> None:
+        """A member here brings `bits`; before it comes."""
+        ...
+
     def come(self, rank: int, start_ns: int, lasts_ns: int) -> Event:
         """Member `rank` is here, which is of this process; what happens when the meeting ends."""
         ...
@@ -48,10 +57,15 @@ class LocalMeeting:
     def __init__(self, clock: Clock, ranks: Sequence[int]) -> None:
         self.ranks = ranks
         self.missing = set(ranks)
+        self.brought = 0
         self._clock = clock
         self._start_ns = 0
         self._lasts_ns = 0
         self._ended = Event()
+
+    def bring(self, bits: int) -> None:
+        """See `Meeting`."""
+        self.brought |= bits
 
     def come(self, rank: int, start_ns: int, lasts_ns: int) -> Event:
         """See `Meeting`."""

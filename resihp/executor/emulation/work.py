@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from resihp.errors import CommError
+from resihp.executor.boundary import Agreement, Ask
 from resihp.executor.device.interface import Tag
 from resihp.executor.emulation.clock import Clock
 from resihp.executor.emulation.stream import EmulatedStream, Meeting
@@ -27,6 +28,8 @@ Meetings = Callable[[Tag, Sequence[int]], Meeting]
 
 class Ledger(Protocol):
     """What keeps count of steps."""
+
+    agreement: Agreement
 
     def vote_complete(self, record: StepRecord) -> None:
         """All members have come to the vote."""
@@ -85,6 +88,7 @@ class EmulatedWork:
         self._step = 0
         self._begin_ns = 0
         self._record: StepRecord | None = None
+        self._vote: Meeting | None = None
 
     def begin(self, step: int) -> None:
         """See `Work`."""
@@ -126,6 +130,8 @@ class EmulatedWork:
             emulated=True,
         )
         if self._ledger is not None:
+            assert self._vote is not None
+            self._ledger.agreement.agree(Ask(self._vote.brought))
             self._ledger.vote_complete(self._record)
         self._compute.take(self._times.of(Op.STEP))
 
@@ -167,7 +173,10 @@ class EmulatedWork:
 
     def vote(self) -> None:
         """See `Work`."""
-        self._comm.meet(self._meetings(self._tag(Op.STEP, 0, (0, 0)), self._ranks), 0)
+        self._vote = self._meetings(self._tag(Op.STEP, 0, (0, 0)), self._ranks)
+        if self._ledger is not None:
+            self._vote.bring(self._ledger.agreement.brought())
+        self._comm.meet(self._vote, 0)
 
     def record(self) -> StepRecord:
         """See `Work`. Nothing was computed, so there is no loss."""
