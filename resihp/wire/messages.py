@@ -40,6 +40,7 @@ __all__ = [
     "Refused",
     "Reply",
     "Request",
+    "Sealed",
     "Settled",
     "Start",
     "StepDone",
@@ -164,6 +165,15 @@ class Trouble(_Message, frozen=True, kw_only=True):
     what: str
 
 
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete snapshot in a node's shared memory: `rank`'s state in a layout at a version."""
+
+    rank: int
+    generation: int
+    version: int
+    updates: int
+
+
 class Settled(_Message, frozen=True, kw_only=True):
     """The executor left its generation and says which state it holds.
 
@@ -180,6 +190,8 @@ class Settled(_Message, frozen=True, kw_only=True):
     record: StepRecord | None
     layouts: tuple[int, ...]
     noticed_s: float
+    snapshots: tuple[Sealed, ...] = ()
+    """All that its node's memory holds, of whatever rank."""
 
 
 class Joined(_Message, frozen=True, kw_only=True):

@@ -1,0 +1,152 @@
+"""When snapshots are written: begun after an update, sealed before the next vote.
+
+Parameters and moments are only read between two updates, so a thread copies them while the next
+iteration computes. A rank brings its contribution to the vote of an iteration only once the
+snapshot before it is sealed; so whoever completed step v proves that everybody has sealed
+version v, and the versions in shared memory never lie further apart than the slots hold.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from resihp.executor.snapshots.format import Manifest
+from resihp.executor.snapshots.reader import (
+    Snapshot,
+    files_in,
+    open_snapshot,
+    sealed_in,
+    unseal,
+)
+from resihp.executor.snapshots.slots import Kinds, Slots
+from resihp.executor.stream import Event, ThreadStream
+from resihp.wire.messages import Sealed
+
+__all__ = ["Snapshots", "manifest_of"]
+
+
+def manifest_of(
+    rank: int, generation: int, version: int, updates: int, parameters: Mapping[str, Tensor]
+) -> Manifest:
+    """Of a rank that holds `parameters` in the layout of `generation`."""
+    tensors = tuple((name, tuple(tensor.shape)) for name, tensor in parameters.items())
+    return Manifest(
+        rank=rank, generation=generation, version=version, updates=updates, tensors=tensors
+    )
+
+
+class Snapshots:
+    """The snapshots of one rank, and its view of those of its node. Not for use by many threads.
+
+    `every`: steps between two.
+    """
+
+    def __init__(self, folder: Path, rank: int, every: int) -> None:
+        self.folder = folder
+        self.rank = rank
+        self._every = every
+        self._slots = Slots(folder, rank)
+        self._stream = ThreadStream("snapshots")
+        self._writing: Event | None = None
+        self._newest: tuple[int, int] | None = None
+        """Generation and version to go back to: the slot that stays while the other is written."""
+        self.refusal = ""
+        """Why nothing is written any more, in words; '' while all is well."""
+
+    def is_due(self, version: int) -> bool:
+        """Whether the state at `version` is to be kept."""
+        return version % self._every == 0
+
+    def reserve(self, manifest: Manifest) -> None:
+        """Take memory for snapshots of this layout; OSError where there is not enough."""
+        self.finish()
+        self._slots.reserve(manifest, self._newest)
+
+    def begin(self, manifest: Manifest, kinds: Kinds) -> None:
+        """Copy `kinds`, which stay as they are until `finish`, on a thread.
+
+        On CUDA what the current stream was given so far is done before they are read.
+        """
+        self.finish()
+        if self.refusal:
+            return
+        ready = _mark(kinds)
+        self._writing = self._stream.submit(partial(self._write, manifest, kinds, ready))
+
+    def _write(self, manifest: Manifest, kinds: Kinds, ready: torch.Event | None) -> None:
+        try:
+            if ready is not None:
+                ready.synchronize()
+            self._slots.write(manifest, kinds, self._newest)
+        except OSError as error:
+            # No room: the state is as safe as without snapshots, and training goes on.
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            self.refuse(error)
+        else:
+            self._newest = manifest.generation, manifest.version
+
+    def refuse(self, error: OSError) -> None:
+        """No more snapshots until `allow`."""
+        self.refusal = f"no snapshots: {error.strerror} in {self.folder}"
+        print(self.refusal, flush=True)
+
+    def allow(self) -> None:
+        """Try again, as at the beginning of a generation."""
+        self.refusal = ""
+
+    def finish(self) -> None:
+        """Wait until what was begun is sealed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
+
+    def sealed(self) -> tuple[Sealed, ...]:
+        """Everything that is sealed on this node, by its heads."""
+        self.finish()
+        return tuple(
+            Sealed(
+                rank=manifest.rank,
+                generation=manifest.generation,
+                version=manifest.version,
+                updates=manifest.updates,
+            )
+            for _, manifest in sealed_in(self.folder)
+        )
+
+    def open(self, rank: int, *, generation: int, version: int) -> Snapshot | None:
+        """A snapshot of any rank of this node; None where it is not there or not whole.
+
+        One that is not whole is never offered again.
+        """
+        self.finish()
+        found = open_snapshot(self.folder, rank, generation=generation, version=version)
+        if found is None:
+            return None
+        path, snapshot = found
+        if snapshot is None:
+            unseal(path)
+        return snapshot
+
+    def went_back_to(self, generation: int, version: int) -> None:
+        """The state is that of our own snapshot again: it stays until a newer one is sealed."""
+        self._newest = generation, version
+
+    def remove_all_but(self, ranks: Collection[int]) -> None:
+        """Remove what is left of other ranks: all others run a newer layout, so nobody needs it."""
+        for rank, path in files_in(self.folder):
+            if rank not in ranks:
+                path.unlink(missing_ok=True)
+
+
+def _mark(kinds: Kinds) -> torch.Event | None:
+    first = next(iter(kinds[0].values()), None)
+    if first is None or not first.is_cuda:
+        return None
+    return torch.cuda.current_stream(first.device).record_event()

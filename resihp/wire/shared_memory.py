@@ -1,0 +1,114 @@
+"""The directory in shared memory that the processes of a run on one node keep snapshots in.
+
+`/dev/shm/resihp-<uid>-<run>` (mode 0700) and one more word for each further node of a machine.
+Every process that needs it holds a shared flock on the file `lock` in it, so a directory whose
+lock can be had exclusively belongs to nobody: the last one to leave removes it, and
+`resihp doctor --clean` those of runs that were killed. Plain files: a tracker of shared memory
+would remove them under those who still read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from resihp.errors import UserError
+
+__all__ = ["SHM", "SharedDir", "shared_path", "stale_dirs"]
+
+SHM = Path("/dev/shm")
+"""Where Linux keeps files in memory."""
+_LOCK = "lock"
+
+
+def shared_path(run: str, node: int = 0, root: Path = SHM) -> Path:
+    """Where the ranks of `node` of the run `run` (the name of its directory) keep snapshots."""
+    further = f"-node{node}" if node else ""
+    return root / f"resihp-{os.getuid()}-{run}{further}"
+
+
+class SharedDir:
+    """Our share in such a directory, from making it until `leave`."""
+
+    def __init__(self, path: Path) -> None:
+        """Make it where it is not there yet. UserError where there is no room for it at all."""
+        self.path = path
+        try:
+            self._lock: int | None = _locked(path)
+        except OSError as error:
+            raise UserError(
+                f"{path}: {error.strerror}; snapshots of the state need shared memory there, or "
+                "`snapshot_every = 0` in [state]",
+                key="state.snapshot_every",
+            ) from error
+
+    def leave(self) -> None:
+        """Give up our share; the last one removes the directory."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            _leave(lock, self.path)
+
+
+def _locked(path: Path) -> int:
+    """A shared lock on the directory `path`, which is there then and ours."""
+    while True:
+        path.mkdir(mode=0o700, exist_ok=True)
+        if not _is_ours(path):
+            raise PermissionError(1, "not a directory of ours alone")
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if _is_linked(lock, path):
+            return lock
+        os.close(lock)  # the last one removed it meanwhile
+
+
+def _leave(lock: int, path: Path) -> None:
+    try:
+        # Of those who leave together exactly one gets it: the kernel takes our share away first.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _is_ours(path: Path) -> bool:
+    found = path.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    return is_private and found.st_uid == os.getuid()
+
+
+def _is_linked(lock: int, path: Path) -> bool:
+    """Whether the file that we locked is still the one that others would lock."""
+    try:
+        there = os.stat(path / _LOCK, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(lock), there)
+
+
+def stale_dirs(root: Path = SHM, *, clean: bool = False) -> Iterator[Path]:
+    """Directories of runs of this user that no process holds; `clean` removes them."""
+    for path in sorted(root.glob(f"resihp-{os.getuid()}-*")):
+        try:
+            if not _is_ours(path):
+                continue
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # not made by us, or gone
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            if clean:
+                shutil.rmtree(path, ignore_errors=True)
+            yield path
+        finally:
+            os.close(lock)
