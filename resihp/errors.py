@@ -3,6 +3,7 @@
     ResihpError                  base: has a message and the exit code the CLI ends with
     ├── UserError                the user's fault; shown without a traceback (exit 2)
     │   ├── ConfigError          the job file: unknown key, wrong type, impossible degree
+    │   ├── CheckpointRefused    a saved version that is torn, damaged, crafted or of another job
     │   ├── PlanSyntaxError      a plan that cannot be read; carries its diagnostics
     │   └── PlanRejected         a plan that the verifier refused; carries its diagnostics (exit 1)
     ├── Deadlock                 an emulated plan in which every rank waits for ever
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuthError",
+    "CheckpointRefused",
     "CommError",
     "ConfigError",
     "CoordinatorLost",
@@ -64,6 +66,10 @@ class UserError(ResihpError):
 
 class ConfigError(UserError):
     """The job file holds an unknown key, a wrong type or an impossible value."""
+
+
+class CheckpointRefused(UserError):
+    """A version of the state on disk that is torn, damaged, crafted or of another job."""
 
 
 class PlanSyntaxError(UserError):
