@@ -13,6 +13,7 @@
     │   ├── AuthError            wrong secret, job, role or generation
     │   └── PeerLost             the connection between two executors broke
     ├── CommError                a collective broke; a hint that a member is gone
+    ├── JournalDamaged           a node's journal is not what was written: its monitor has no vote
     ├── CoordinatorLost          a supervisor is alone: nobody can decide what it does next
     └── GenerationClosed         work of a generation that is over; never shown to the user
 
@@ -37,6 +38,7 @@ __all__ = [
     "Deadlock",
     "FrameError",
     "GenerationClosed",
+    "JournalDamaged",
     "NoFeasiblePlan",
     "PeerLost",
     "PlanRejected",
@@ -120,6 +122,10 @@ class PeerLost(WireError):
 
 class CommError(ResihpError):
     """A collective broke: a hint that a member is gone, never a verdict."""
+
+
+class JournalDamaged(ResihpError):
+    """The journal of a node cannot be trusted, so its monitor cannot vote any more."""
 
 
 class CoordinatorLost(ResihpError):

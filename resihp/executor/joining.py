@@ -21,6 +21,8 @@ class Joining:
         """In words, until it runs."""
         self.store_port: asyncio.Future[int] = loop.create_future()
         self.go: asyncio.Future[None] = loop.create_future()
+        self.is_broken = False
+        """Something went wrong here: the rank waits for the generation to be closed."""
 
     def at(self, interpreter: Interpreter | None) -> At:
         """Where the rank is; how long it has been there is for the caller to say."""
@@ -38,6 +40,11 @@ class Joining:
         """All have joined."""
         if not self.go.done():
             self.go.set_result(None)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was told to go, and nothing broke since."""
+        return self.go.done() and self.go.exception() is None and not self.is_broken
 
     def close(self) -> None:
         """Whoever waits here gets GenerationClosed."""

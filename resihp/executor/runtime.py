@@ -195,6 +195,7 @@ class Executor:
                 self._failure.set_result(UserError.exit_code)
         except* ResihpError as group:
             # A peer may be gone. The verdict comes from the coordinator, as `Close`.
+            session.joining.is_broken = True
             what = "; ".join(str(error) for error in _leaves(group))
             self._send(Trouble(generation=session.joining.generation, what=what))
         except* Exception:
@@ -267,7 +268,15 @@ class Executor:
             if instruction >= 0:
                 self._lateness.add(time.monotonic() - due_s)
             version = backend.state.version
-            self._send(Beat(step=version, instruction=instruction, pause=current_pause()))
+            self._send(
+                Beat(
+                    step=version,
+                    instruction=instruction,
+                    pause=current_pause(),
+                    generation=self._generation,
+                    runs=self._session is not None and self._session.joining.runs,
+                )
+            )
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -136,6 +136,10 @@ class Beat(_Message, frozen=True, kw_only=True):
     step: int
     instruction: int
     pause: Pause | None = None
+    generation: int = 0
+    """The newest that the executor was told of."""
+    runs: bool = False
+    """It was told to go in `generation`: it iterates, or stands by."""
 
 
 # --- executor -> coordinator

@@ -1,0 +1,111 @@
+"""Which coordinator leads, and which membership is decided: what it and the monitors say of that.
+
+A coordinator asks all monitors for the lead under a new term (`Lead`). Each answers with the
+newest entry that it has accepted (`Promise`), and from then on refuses older terms. A generation
+is decided once a quorum of the voters of the entry before has accepted its `Entry`. Promises and
+accepted entries are in the journal of the monitor's node before they are answered.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from resihp.wire.messages import Commit
+
+__all__ = [
+    "Accepted",
+    "Entry",
+    "Lead",
+    "Promise",
+    "Propose",
+    "QuorumMessage",
+    "Superseded",
+]
+
+Term = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Node = Annotated[int, Meta(ge=0, le=1 << 20)]
+Rank = Annotated[int, Meta(ge=0, le=1 << 20)]
+Candidate = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class _QuorumMessage(
+    msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True
+):
+    """Base of all messages here; they travel among those of `resihp.wire.nodes`."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One generation: who belongs to it, what it runs, and who decides on the next one."""
+
+    term: Term
+    """Of the coordinator that proposed it, or proposed it again when it took over."""
+    generation: Term
+    electors: tuple[Node, ...]
+    """The voters of the entry decided before: a quorum of them decides this one."""
+    voters: tuple[Node, ...]
+    """Nodes that belong to this generation: they decide on the next."""
+    plan: str
+    base: Term
+    """The generation whose layout everybody holds before this one opens; 0: none."""
+    base_plan: str
+    """What generation `base` runs; empty where it is 0."""
+    commit: Commit
+    alive: tuple[Rank, ...]
+    lost: tuple[Rank, ...]
+    """In the order in which they were lost."""
+    cause: str
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two entries, that with the greater one is newer."""
+        return self.term, self.generation
+
+
+# --- coordinator -> monitor
+
+
+class Lead(_QuorumMessage, frozen=True, kw_only=True):
+    """Asks for the lead under `term`."""
+
+    term: Term
+    candidate: Candidate
+    """Tells coordinators apart that ask for the same term; random."""
+
+
+class Propose(_QuorumMessage, frozen=True, kw_only=True):
+    """Asks to accept `entry`, whose term is the proposer's."""
+
+    entry: Entry
+    candidate: Candidate
+
+
+# --- monitor -> coordinator
+
+
+class Promise(_QuorumMessage, frozen=True, kw_only=True):
+    """The coordinator may lead under `term`, as far as this node is concerned."""
+
+    term: Term
+    entry: Entry | None
+    """The newest that this node accepted."""
+
+
+class Superseded(_QuorumMessage, frozen=True, kw_only=True):
+    """Refused: `promised` is promised to another coordinator."""
+
+    promised: Term
+    is_led: bool
+    """It is well and was heard here just now, so nobody else is wanted."""
+
+
+class Accepted(_QuorumMessage, frozen=True, kw_only=True):
+    """The entry of `generation` is in the journal of this node."""
+
+    term: Term
+    generation: Term
+
+
+QuorumMessage = Lead | Propose | Promise | Superseded | Accepted
