@@ -42,8 +42,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "fleet"))
 from fleet import Fleet
 from run_work import Site, generation
 
-from resihp.wire.address import LOOPBACK
-
 QUIET_CORES = 0.1
 LEAST_QUIET_PAIRS = 3
 SAMPLE_S = 0.4
@@ -101,7 +99,7 @@ async def compare(site: Site) -> Measured:
     task: Task = site.argument
     case = task.case
     async with generation(site):
-        store = TCPStore(LOOPBACK, site.store_port, is_master=False, wait_for_workers=False)
+        store = TCPStore(site.store.host, site.store.port, is_master=False, wait_for_workers=False)
         prefix = PrefixStore(f"peer{site.generation}", store)
         dist.init_process_group("gloo", store=prefix, rank=site.rank, world_size=case.num_ranks)
         peer = Peer(case, site.rank, deferred=task.deferred)

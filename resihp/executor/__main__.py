@@ -28,20 +28,20 @@ async def _run(fd: int) -> int:
     if not isinstance(start, Start):
         return 1
     job = loads(start.job)
-    return await Executor(job, channel, _backend(job, start.rank, channel.send)).run()
+    return await Executor(job, channel, _backend(job, start, channel.send)).run()
 
 
-def _backend(job: JobConfig, rank: int, send: Callable[[Message], None]) -> Backend:
+def _backend(job: JobConfig, start: Start, send: Callable[[Message], None]) -> Backend:
     """What the job's devices are. Emulated ones need no torch, which takes seconds to load."""
     if job.device.kind == "emulated":
         from resihp.executor.emulation.backend import EmulatedBackend
 
         settle_memory()
-        return EmulatedBackend(job, rank, send)
+        return EmulatedBackend(job, start.rank, send, start.host)
     from resihp.executor.backend import TrainingBackend
 
     settle_memory()
-    return TrainingBackend(job, rank, send)
+    return TrainingBackend(job, start.rank, send, start.host)
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
 from resihp.executor.session import Session, in_thread
 from resihp.executor.state import TrainState
+from resihp.wire.address import LOOPBACK
 from resihp.wire.messages import Deploy, Message, Ready
 from resihp.wire.timing import Timing
 
@@ -25,14 +26,16 @@ class TrainingBackend:
     ConfigError where the job's model or device cannot be had here.
     """
 
-    def __init__(self, job: JobConfig, rank: int, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self, job: JobConfig, rank: int, send: Callable[[Message], None], host: str = LOOPBACK
+    ) -> None:
         self._job = job
         self._rank = rank
         self._send = send
         timing = Timing.from_detect_within(job.job.detect_within_s)
         self._model = build_model(job.model)
         self.state = TrainState(job)
-        self._device = device_of(job, rank, timeout_s=timing.handshake_s)
+        self._device = device_of(job, rank, timeout_s=timing.handshake_s, host=host)
         self._injector = Injector(job.inject, rank, announcer(send))
 
     @property
@@ -43,10 +46,10 @@ class TrainingBackend:
 
     async def open(self) -> Ready:
         """See `Backend`. Reads the data."""
-        port = await self._device.open()
+        address = await self._device.open()
         self._batches, dataset = await in_thread(self._load_data)
         return Ready(
-            port=port,
+            address=address,
             dataset_digest=dataset.digest,
             num_samples=self._batches.num_samples,
             num_skipped_files=dataset.num_skipped,

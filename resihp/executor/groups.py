@@ -11,7 +11,6 @@ stream, all others to the communication stream.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,30 +23,31 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from resihp.errors import CommError, GenerationClosed
 from resihp.executor.flat import split_flat
-from resihp.wire.address import LOOPBACK
+from resihp.wire.address import LOOPBACK, Address, address_of, listen_at
 
 __all__ = ["Communicator", "GroupFactory", "open_store"]
 
+_gloo: Any = ProcessGroupGloo  # torch's stubs lack half of it
 _ABORT_TAG = 2**31 - 1
 _SLICE = timedelta(milliseconds=50)
 
 
-def open_store(timeout_s: float) -> tuple[Any, int]:
-    """A TCPStore on a loopback socket of our own, and its port.
+def open_store(timeout_s: float, host: str = LOOPBACK) -> tuple[Any, Address]:
+    """A TCPStore on a socket of our own at `host`, and where that is.
 
     TCPStore binds every interface whatever address it is given, unless it gets the socket.
     """
-    listener = socket.create_server((LOOPBACK, 0))
-    port: int = listener.getsockname()[1]
+    listener = listen_at(host)
+    address = address_of(listener)
     store = TCPStore(
-        LOOPBACK,
-        port,
+        address.host,
+        address.port,
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
         timeout=timedelta(seconds=timeout_s),
     )
-    return store, port
+    return store, address
 
 
 class Communicator:
@@ -139,15 +139,28 @@ class GroupFactory:
     """
 
     def __init__(
-        self, port: int, generation: int, rank: int, *, connect_s: float, collective_s: float
+        self,
+        store: Address,
+        generation: int,
+        rank: int,
+        host: str = LOOPBACK,
+        *,
+        connect_s: float,
+        collective_s: float,
     ) -> None:
+        """Gloo listens at `host` only."""
+        self._host = host
         self._connect = timedelta(seconds=connect_s)
         self._collective = timedelta(seconds=collective_s)
         self._rank = rank
         self._generation = generation
         try:
             self._store: Any = TCPStore(
-                LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=self._connect
+                store.host,
+                store.port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=self._connect,
             )
         except RuntimeError as error:
             raise CommError(f"the store of generation {generation} is gone: {error}") from error
@@ -165,7 +178,7 @@ class GroupFactory:
             raise GenerationClosed("the generation is over")
         prefix = PrefixStore(f"g{self._generation}/{name}", store)
         try:
-            group = ProcessGroupGloo(prefix, index, len(ranks), self._connect)
+            group = _gloo(prefix, index, len(ranks), self._options())
             group.set_timeout(self._collective)
         except RuntimeError as error:
             raise CommError(f"group {name} over ranks {list(ranks)} failed: {error}") from error
@@ -176,6 +189,13 @@ class GroupFactory:
                 return communicator
         communicator.release()
         raise GenerationClosed("the generation is over")
+
+    def _options(self) -> Any:
+        """Gloo at our address: it would look for one by the machine's name otherwise."""
+        options: Any = _gloo._Options()
+        options._devices = [_gloo.create_device(hostname=self._host)]
+        options._timeout = self._connect
+        return options
 
     def abort(self) -> None:
         """Wake whatever is pending on any group. Each takes some 20 ms: on threads of their own."""

@@ -6,20 +6,21 @@ import asyncio
 
 from resihp.errors import GenerationClosed
 from resihp.executor.interpreter.run import Interpreter
+from resihp.wire.address import Address
 from resihp.wire.messages import At
 
 __all__ = ["Joining"]
 
 
 class Joining:
-    """One rank's way into `generation`: the store's port and the word to go, in this order."""
+    """One rank's way into `generation`: the store's address and the word to go, in this order."""
 
     def __init__(self, generation: int, doing: str) -> None:
         loop = asyncio.get_running_loop()
         self.generation = generation
         self.doing = doing
         """In words, until it runs."""
-        self.store_port: asyncio.Future[int] = loop.create_future()
+        self.store: asyncio.Future[Address] = loop.create_future()
         self.go: asyncio.Future[None] = loop.create_future()
         self.is_broken = False
         """Something went wrong here: the rank waits for the generation to be closed."""
@@ -31,10 +32,10 @@ class Joining:
         where = interpreter.where()._asdict()
         return At(generation=self.generation, runs=True, doing="runs", **where)
 
-    def opened(self, port: int) -> None:
-        """The store listens at `port`; told twice, the first counts."""
-        if not self.store_port.done():
-            self.store_port.set_result(port)
+    def opened(self, address: Address) -> None:
+        """The store listens at `address`; told twice, the first counts."""
+        if not self.store.done():
+            self.store.set_result(address)
 
     def went(self) -> None:
         """All have joined."""
@@ -48,7 +49,7 @@ class Joining:
 
     def close(self) -> None:
         """Whoever waits here gets GenerationClosed."""
-        for future in (self.store_port, self.go):
+        for future in (self.store, self.go):
             if not future.done():
                 future.set_exception(GenerationClosed("the generation is over"))
                 future.exception()  # nobody may be waiting

@@ -3,7 +3,7 @@
 A connection carries frames one way, sender to receiver, after a handshake that needs both. The
 receiving end reads every byte straight to where it stays: never more than the piece that it
 expects, so nothing is copied. The sending end writes from whichever thread posts, as much as the
-kernel takes at once; the event loop writes the rest. On one host a connection is a Unix socket,
+kernel takes at once; the event loop writes the rest. Within a node a connection is a Unix socket,
 which costs less than half of TCP for a megabyte.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from resihp.errors import AuthError, FrameError, GenerationClosed, PeerLost
 from resihp.executor.stream import Event
-from resihp.wire.address import LOOPBACK
+from resihp.wire.address import Address
 from resihp.wire.auth import Challenge, Identity, Proof, ServerHandshake
 from resihp.wire.channel import connect_handshake
 from resihp.wire.framing import HEADER_BYTES, HELLO_LIMIT_BYTES, frame, frame_length
@@ -305,16 +305,16 @@ class Outgoing:
 # --- opening
 
 
-def _local_name(port: int) -> str:
-    """Name of the Unix socket beside TCP port `port`, which only one process has on this host.
+def _local_name(address: Address) -> str:
+    """Name of the Unix socket beside a TCP port, which only one process has on this host.
 
     It is an abstract one: no file, so nothing to leave behind or to protect.
     """
-    return f"\0resihp-executor-{port}"
+    return f"\0resihp-executor-{address}"
 
 
-def listen_locally(port: int) -> socket.socket | None:
-    """A Unix socket bound for the process that has `port`, None where there are none.
+def listen_locally(address: Address) -> socket.socket | None:
+    """A Unix socket bound for the process that has `address`, None where there are none.
 
     Somebody else may have taken the name; then peers find no process of ours there and use TCP.
     """
@@ -322,21 +322,21 @@ def listen_locally(port: int) -> socket.socket | None:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(_local_name(port))
+        sock.bind(_local_name(address))
     except OSError:
         sock.close()
         return None
     return sock
 
 
-def _connect_locally(port: int) -> socket.socket | None:
-    """A connection to the process that has `port`, None where it cannot be had."""
+def _connect_locally(address: Address) -> socket.socket | None:
+    """A connection to the process of this host that has `address`, None where it cannot be had."""
     if sys.platform != "linux":
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
-        sock.connect(_local_name(port))  # a Unix socket connects, or not, at once
+        sock.connect(_local_name(address))  # a Unix socket connects, or not, at once
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(credentials)
         if user == os.getuid():
@@ -347,14 +347,15 @@ def _connect_locally(port: int) -> socket.socket | None:
     return None
 
 
-async def _connect(port: int) -> socket.socket:
-    sock = _connect_locally(port)
+async def _connect(address: Address, *, same_node: bool) -> socket.socket:
+    sock = _connect_locally(address) if same_node else None
     if sock is None:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().sock_connect(sock, (LOOPBACK, port))
+            await asyncio.get_running_loop().sock_connect(sock, (address.host, address.port))
         except BaseException:
             sock.close()
             raise
@@ -385,12 +386,14 @@ class _Stream:
             raise ConnectionError("no room for a frame of the handshake")
 
 
-async def open_link(port: int, key: bytes, identity: Identity, *, timeout_s: float) -> Outgoing:
-    """Connect as `identity` to the executor that listens at `port`.
+async def open_link(
+    address: Address, key: bytes, identity: Identity, *, timeout_s: float, same_node: bool = False
+) -> Outgoing:
+    """Connect as `identity` to the executor that listens at `address`, on this node or another.
 
     AuthError where it turns us away, OSError or TimeoutError where it is not there.
     """
-    sock = await _connect(port)
+    sock = await _connect(address, same_node=same_node)
     try:
         stream = _Stream(sock)
         await connect_handshake(stream, stream, key, identity, timeout_s=timeout_s)

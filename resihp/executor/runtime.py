@@ -159,7 +159,7 @@ class Executor:
                     self._open(message)
                 case StoreAt() if self._is_current(message.generation):
                     assert self._session is not None
-                    self._session.joining.opened(message.port)
+                    self._session.joining.opened(message.address)
                 case Request() if self._is_current(message.generation):
                     self._backend.state.agreement.ask(Ask.of(message.what))
                 case AskWhere():

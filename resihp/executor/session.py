@@ -155,13 +155,14 @@ class Session:
         """All groups of this rank by role, in an order that is the same on every rank."""
         timing = self._timing
         if self._deploy.store_rank == self._rank:
-            self._store, port = await in_thread(lambda: open_store(timing.join_s))
-            self._send(StoreOpened(generation=self._deploy.generation, port=port))
-        port = await self.joining.store_port
+            host = self._device.host
+            self._store, opened = await in_thread(lambda: open_store(timing.join_s, host))
+            self._send(StoreOpened(generation=self._deploy.generation, address=opened))
+        store = await self.joining.store
 
         def build() -> dict[str, Communicator]:
             factory = self._device.groups(
-                port,
+                store,
                 self._deploy.generation,
                 self._rank,
                 connect_s=timing.join_s,

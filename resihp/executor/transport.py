@@ -1,6 +1,6 @@
 """Point-to-point tensors between executors, over framed connections on the event loop.
 
-One connection per directed rank pair (a Unix socket on one host, else TCP), opened by the sender
+One connection per directed rank pair (a Unix socket within a node, else TCP), opened by the sender
 and authenticated once for (sender, receiver, generation). Each payload frame is a fixed header
 (generation, tag, length) and the raw bytes. Frames of one connection arrive in the order they
 were posted; the receiver finds them by tag, so a late `receive` never blocks another message. A
@@ -31,7 +31,7 @@ from resihp.executor.device.interface import Tag
 from resihp.executor.flat import bytes_of
 from resihp.executor.link import FRAME, Incoming, Outgoing, listen_locally, open_link
 from resihp.executor.stream import Event
-from resihp.wire.address import LOOPBACK
+from resihp.wire.address import LOOPBACK, Address, address_of, listen_at
 from resihp.wire.auth import Identity
 
 __all__ = ["Transport"]
@@ -133,18 +133,19 @@ class _Mailbox:
 class Transport:
     """All connections of one executor.
 
-    `open` listens on this host for the life of the process; `begin` and `end` bracket one
+    `open` listens at the node's address for the life of the process; `begin` and `end` bracket one
     generation. It is the `Wire` of a CPU device. `send` and `receive` are for any thread,
     everything else for the event loop's.
     """
 
-    def __init__(self, job: str, rank: int, *, timeout_s: float) -> None:
+    def __init__(self, job: str, rank: int, *, timeout_s: float, host: str = LOOPBACK) -> None:
+        self._host = host
         self._job = job
         self._rank = rank
         self._timeout_s = timeout_s
         self._generation = 0
         self._key = b""
-        self._ports: Mapping[int, int] = {}
+        self._addresses: Mapping[int, Address] = {}
         self._mailboxes: dict[int, _Mailbox] = {}
         self._links: dict[int, Outgoing] = {}
         self._strangers: set[Incoming] = set()
@@ -152,28 +153,30 @@ class Transport:
         self.num_refused = 0
         """Connections that were turned away, over all generations."""
 
-    async def open(self) -> int:
-        """Listen; the port. Connections are served until `close`."""
+    async def open(self) -> Address:
+        """Listen; where. Connections are served until `close`. UserError: not our interface."""
         loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_server(self._stranger, LOOPBACK, 0))
-        port: int = self._servers[0].sockets[0].getsockname()[1]
-        local = listen_locally(port)
+        listener = listen_at(self._host)
+        address = address_of(listener)
+        self._host = address.host
+        self._servers.append(await loop.create_server(self._stranger, sock=listener))
+        local = listen_locally(address)
         if local is not None:
             self._servers.append(await loop.create_unix_server(self._stranger, sock=local))
-        return port
+        return address
 
-    def begin(self, generation: int, key: bytes, ports: Mapping[int, int]) -> None:
-        """Start a generation: from now on its peers (all of `ports`) may connect."""
+    def begin(self, generation: int, key: bytes, addresses: Mapping[int, Address]) -> None:
+        """Start a generation: from now on its peers (all of `addresses`) may connect."""
         self.end()
-        self._mailboxes = {peer: _Mailbox(peer, generation) for peer in ports}
-        self._generation, self._key, self._ports = generation, key, ports
+        self._mailboxes = {peer: _Mailbox(peer, generation) for peer in addresses}
+        self._generation, self._key, self._addresses = generation, key, addresses
 
     def end(self) -> None:
         """End the generation: every pending receive fails, every connection is closed."""
         mailboxes, self._mailboxes = self._mailboxes, {}
         links, self._links = self._links, {}
         strangers, self._strangers = self._strangers, set()
-        self._key, self._ports = b"", {}
+        self._key, self._addresses = b"", {}
         for mailbox in mailboxes.values():
             mailbox.close()
         for link in [*links.values(), *strangers]:
@@ -198,12 +201,12 @@ class Transport:
                 tasks.create_task(self._connect(peer))
 
     async def _connect(self, peer: int) -> None:
-        generation, ports = self._generation, self._ports
+        generation, addresses = self._generation, self._addresses
         deadline_s = time.monotonic() + self._timeout_s
-        while peer in ports and self._ports is ports:
+        while peer in addresses and self._addresses is addresses:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await self._connect_once(peer, ports)
+                    await self._connect_once(peer, addresses)
                 return
             except (AuthError, FrameError, ConnectionResetError, BrokenPipeError) as error:
                 # Turned away, or dropped by a peer that began the generation at this moment.
@@ -214,10 +217,17 @@ class Transport:
                 raise _not_accepted(peer, generation) from error
         raise GenerationClosed("the generation is over")
 
-    async def _connect_once(self, peer: int, ports: Mapping[int, int]) -> None:
+    async def _connect_once(self, peer: int, addresses: Mapping[int, Address]) -> None:
         identity = Identity(self._job, "executor", self._rank, self._generation)
-        link = await open_link(ports[peer], self._key, identity, timeout_s=self._timeout_s)
-        if self._ports is not ports:
+        address = addresses[peer]
+        link = await open_link(
+            address,
+            self._key,
+            identity,
+            timeout_s=self._timeout_s,
+            same_node=address.host == self._host,
+        )
+        if self._addresses is not addresses:
             link.close()
             raise GenerationClosed("the generation is over")
         self._links[peer] = link
@@ -268,7 +278,7 @@ class Transport:
         """The secret of the generation, for those who belong to it."""
         if (identity.job, identity.role) != (self._job, "executor"):
             raise AuthError("not an executor of this job")
-        if identity.generation != self._generation or identity.rank not in self._ports:
+        if identity.generation != self._generation or identity.rank not in self._addresses:
             raise AuthError(f"not a member of generation {self._generation}")
         return self._key
 

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from resihp.errors import FrameError
+from resihp.wire.address import LOOPBACK, Address
 from resihp.wire.auth import masked_repr
 
 __all__ = [
@@ -146,9 +147,9 @@ class Beat(_Message, frozen=True, kw_only=True):
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """The executor can be deployed to. Peers reach its transport at `port`."""
+    """The executor can be deployed to. Peers reach its transport at `address`."""
 
-    port: int
+    address: Address
     dataset_digest: str
     num_samples: int
     num_skipped_files: int
@@ -156,10 +157,10 @@ class Ready(_Message, frozen=True, kw_only=True):
 
 
 class StoreOpened(_Message, frozen=True, kw_only=True):
-    """The store of this generation listens at `port`."""
+    """The store of this generation listens at `address`."""
 
     generation: int
-    port: int
+    address: Address
 
 
 class Trouble(_Message, frozen=True, kw_only=True):
@@ -284,6 +285,8 @@ class Start(_Message, frozen=True, kw_only=True):
 
     rank: int
     job: str
+    host: str = LOOPBACK
+    """Address of the node: the only interface on which the executor listens."""
 
 
 class Close(_Message, frozen=True, kw_only=True):
@@ -319,8 +322,8 @@ class Deploy(_Message, frozen=True, kw_only=True):
     previous_plan: str | None
     base: int
     commit: Commit
-    peers: dict[int, int]
-    """Transport port of each live rank, standby ones included."""
+    peers: dict[int, Address]
+    """Where the transport of each live rank listens, standby ones included."""
     key: bytes
     """Authenticates the transport connections of this generation."""
     store_rank: int
@@ -334,10 +337,10 @@ class Deploy(_Message, frozen=True, kw_only=True):
 
 
 class StoreAt(_Message, frozen=True, kw_only=True):
-    """The store of `generation` listens at `port` of the loopback interface."""
+    """The store of `generation` listens at `address`."""
 
     generation: int
-    port: int
+    address: Address
 
 
 class Go(_Message, frozen=True, kw_only=True):

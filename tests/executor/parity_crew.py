@@ -66,7 +66,7 @@ async def train(site: Site) -> Stand:
     state: TrainState = memory.setdefault("state", TrainState(order.job))
     messages: list[Message] = []
     session = session_of(site, order, state, messages.append)
-    session.joining.opened(site.store_port)
+    session.joining.opened(site.store)
     session.joining.went()
     with contextlib.redirect_stdout(None):  # its log
         await session.run()

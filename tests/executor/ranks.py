@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from resihp.executor.groups import Communicator, GroupFactory, open_store
+from resihp.wire.address import Address
 
 FAR_S = 30.0
 """Nothing in these tests takes this long unless it hangs."""
@@ -34,18 +35,18 @@ class Member:
         self._pending: threading.Thread | None = None
         self._outcome: object = None
 
-    def host(self, timeout_s: float) -> int:
-        self._store, port = open_store(timeout_s)
-        return port
+    def host(self, timeout_s: float) -> Address:
+        self._store, address = open_store(timeout_s)
+        return address
 
     def close_store(self) -> None:
         self._store = None
 
     def join(
-        self, port: int, generation: int, timeout_s: float, names: Mapping[str, Sequence[int]]
+        self, store: Address, generation: int, timeout_s: float, names: Mapping[str, Sequence[int]]
     ) -> None:
         factory = GroupFactory(
-            port, generation, self.rank, connect_s=timeout_s, collective_s=timeout_s
+            store, generation, self.rank, connect_s=timeout_s, collective_s=timeout_s
         )
         self.groups = {name: factory.build(name, ranks) for name, ranks in names.items()}
 
@@ -122,7 +123,6 @@ class Team:
 
     def __init__(self, count: int) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed"])
         self._pipes: list[Connection] = []
@@ -174,11 +174,11 @@ class Team:
         generation: int = 1,
         timeout_s: float = 4 * FAR_S,
         names: Mapping[str, Sequence[int]] | None = None,
-    ) -> int:
-        """Groups over all `ranks` (one called "world"), hosted by the lowest; the store's port."""
-        port = self.ask(ranks[0], "host", timeout_s)
-        self.ask_all(ranks, "join", port, generation, timeout_s, names or {"world": ranks})
-        return port
+    ) -> Address:
+        """Groups over all `ranks` (one called "world"), hosted by the lowest; its store."""
+        store = self.ask(ranks[0], "host", timeout_s)
+        self.ask_all(ranks, "join", store, generation, timeout_s, names or {"world": ranks})
+        return store
 
     def kill(self, rank: int) -> None:
         """SIGKILL, and wait for the end."""

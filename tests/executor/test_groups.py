@@ -13,6 +13,7 @@ from ranks import FAR_S, Team
 
 from resihp.errors import CommError
 from resihp.executor.groups import Communicator, GroupFactory
+from resihp.wire.address import address_of
 
 
 @pytest.fixture
@@ -173,9 +174,9 @@ def test_the_groups_of_the_next_generation_work(team: Team):
 
 def test_one_store_serves_generations_apart(team: Team):
     """The same names, another generation: keys of the old one are not found."""
-    port = team.build([0, 1, 2], generation=1)
+    store = team.build([0, 1, 2], generation=1)
     for generation, ranks in ((2, [0, 1, 2]), (3, [0, 2])):
-        team.ask_all(ranks, "join", port, generation, FAR_S, {"world": ranks})
+        team.ask_all(ranks, "join", store, generation, FAR_S, {"world": ranks})
         assert team.ask_all(ranks, "all_reduce", "world", [1.0])[0] == [float(len(ranks))]
 
 
@@ -184,8 +185,8 @@ def test_one_store_serves_generations_apart(team: Team):
 
 def test_a_member_that_does_not_come_is_an_error(team: Team):
     """After the time-out, which names the group."""
-    port = team.ask(0, "host", 1.0)
-    team.tell(0, "join", port, 1, 1.0, {"world": [0, 1]})
+    store = team.ask(0, "host", 1.0)
+    team.tell(0, "join", store, 1, 1.0, {"world": [0, 1]})
     with pytest.raises(CommError, match="group world over ranks \\[0, 1\\] failed"):
         team.answer(0)
 
@@ -193,9 +194,9 @@ def test_a_member_that_does_not_come_is_an_error(team: Team):
 def test_a_store_that_is_gone_is_an_error():
     """After the time-out."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+        store = address_of(server)
     with pytest.raises(CommError, match="the store of generation 5 is gone"):
-        GroupFactory(port, 5, 0, connect_s=0.5, collective_s=0.5)
+        GroupFactory(store, 5, 0, connect_s=0.5, collective_s=0.5)
 
 
 def listeners(port: int) -> list[str]:
@@ -212,15 +213,15 @@ def listeners(port: int) -> list[str]:
 
 def test_the_store_listens_on_loopback_only(team: Team):
     """Left to itself it would listen on every interface."""
-    port = team.ask(0, "host", FAR_S)
-    assert listeners(port) == ["0100007F"]
+    store = team.ask(0, "host", FAR_S)
+    assert listeners(store.port) == ["0100007F"]
 
 
 def test_the_end_of_the_store_frees_those_who_wait_on_it(team: Team):
     """Its host lets it go when it leaves the generation; the others must not wait in vain."""
-    port = team.ask(0, "host", 4 * FAR_S)
-    team.tell(1, "join", port, 1, 4 * FAR_S, {"pair": [0, 1], "world": [0, 1, 2]})
-    team.ask(0, "join", port, 1, 4 * FAR_S, {"pair": [0, 1]})
+    store = team.ask(0, "host", 4 * FAR_S)
+    team.tell(1, "join", store, 1, 4 * FAR_S, {"pair": [0, 1], "world": [0, 1, 2]})
+    team.ask(0, "join", store, 1, 4 * FAR_S, {"pair": [0, 1]})
     team.ask(0, "close_store")
     start_s = time.monotonic()
     with pytest.raises(CommError):

@@ -29,11 +29,11 @@ def with_ranks(main: Callable[[Clock, list[Transport]], Awaitable[None]], num_ra
 
     async def run() -> None:
         transports = [Transport("job", rank, timeout_s=10.0) for rank in range(num_ranks)]
-        ports = {rank: await each.open() for rank, each in enumerate(transports)}
+        addresses = {rank: await each.open() for rank, each in enumerate(transports)}
         for each in transports:
-            each.begin(1, b"k" * 32, ports)
+            each.begin(1, b"k" * 32, addresses)
         for rank, each in enumerate(transports):
-            await each.connect(set(ports) - {rank})
+            await each.connect(set(addresses) - {rank})
         clock = Clock()
         try:
             await main(clock, transports)

@@ -31,6 +31,7 @@ from resihp.executor.transport import Transport
 from resihp.ir.expand import expand
 from resihp.ir.model import Batch, Group, GroupName, LayerRange, Mesh, Move, Plan, Reshard
 from resihp.ir.program import Program
+from resihp.wire.address import Address
 
 KEY = b"k" * 32
 FAR_S = 30.0
@@ -83,12 +84,12 @@ class Cluster:
     """Transports and streams of all ranks, in one loop; one generation after another."""
 
     def __init__(
-        self, ports: dict[int, int], transports: list[Transport], message_bytes: int
+        self, addresses: dict[int, Address], transports: list[Transport], message_bytes: int
     ) -> None:
         self._message_bytes = message_bytes
-        self._ports = ports
+        self._addresses = addresses
         self._transports = transports
-        self._streams = [ThreadStream(f"comm{rank}") for rank in ports]
+        self._streams = [ThreadStream(f"comm{rank}") for rank in addresses]
         self._generation = 0
 
     async def reshard(
@@ -97,9 +98,9 @@ class Cluster:
         """What each rank that is not lost holds afterwards, and the bytes that crossed."""
         self._generation += 1
         alive = [rank for rank in range(plan.mesh.world) if rank not in plan.lost]
-        ports = {rank: self._ports[rank] for rank in alive}
+        addresses = {rank: self._addresses[rank] for rank in alive}
         for rank in alive:
-            self._transports[rank].begin(self._generation, KEY, ports)
+            self._transports[rank].begin(self._generation, KEY, addresses)
         parts = {
             rank: Resharding(
                 ODD,
@@ -129,9 +130,9 @@ class Cluster:
 @asynccontextmanager
 async def cluster_of(world: int, message_bytes: int = MESSAGE_BYTES) -> AsyncIterator[Cluster]:
     transports = [Transport("job", rank, timeout_s=FAR_S) for rank in range(world)]
-    ports = {rank: await transport.open() for rank, transport in enumerate(transports)}
+    addresses = {rank: await transport.open() for rank, transport in enumerate(transports)}
     try:
-        yield Cluster(ports, transports, message_bytes)
+        yield Cluster(addresses, transports, message_bytes)
     finally:
         for transport in transports:
             await transport.close()
@@ -387,9 +388,9 @@ async def receive_alone(payload: Tensor | None) -> Exception:
     previous = two_groups([[0, 1], [2, 3]])
     plan = msgspec.structs.replace(two_groups([[0, 1], [2]], reshard=True), lost=(3,))
     source, target = (Transport("job", rank, timeout_s=FAR_S) for rank in (1, 2))
-    ports = {1: await source.open(), 2: await target.open()}
+    addresses = {1: await source.open(), 2: await target.open()}
     for transport in (source, target):
-        transport.begin(1, KEY, ports)
+        transport.begin(1, KEY, addresses)
     await source.connect({2})
     await target.connect({1})
     resharding = Resharding(ODD, job_of(plan.mesh), previous, plan, 2)

@@ -23,13 +23,16 @@ from resihp.executor import transport as module
 from resihp.executor.device.interface import STATE, Tag
 from resihp.executor.link import Incoming
 from resihp.executor.stream import Event
-from resihp.executor.transport import LOOPBACK, Transport
+from resihp.executor.transport import Transport
+from resihp.wire.address import LOOPBACK, Address, address_of
 from resihp.wire.auth import Identity
 from resihp.wire.channel import connect_handshake
 
 KEY = b"k" * 32
 FAR_S = 20.0
 NEAR_S = 0.2
+NOWHERE = Address(LOOPBACK, 0)
+"""Of a rank that nobody connects to."""
 
 
 def on_both_loops(test: Callable[..., Coroutine[object, object, None]]) -> Callable[..., None]:
@@ -74,10 +77,10 @@ def floats(event_result: memoryview) -> list[float]:
 async def transports(count: int, *, begin: bool = True) -> AsyncIterator[list[Transport]]:
     """Ranks 0 .. count - 1, each in generation 1 and connected to all others."""
     ranks = [Transport("job", rank, timeout_s=FAR_S) for rank in range(count)]
-    ports = {rank: await transport.open() for rank, transport in enumerate(ranks)}
+    addresses = {rank: await transport.open() for rank, transport in enumerate(ranks)}
     try:
         if begin:
-            await begin_all(ranks, ports, 1)
+            await begin_all(ranks, addresses, 1)
         yield ranks
     finally:
         for transport in ranks:
@@ -85,21 +88,22 @@ async def transports(count: int, *, begin: bool = True) -> AsyncIterator[list[Tr
         await asyncio.sleep(0)  # let the aborted connections go
 
 
-def ports_of(ranks: list[Transport]) -> dict[int, int]:
-    return {rank: port_of(transport) for rank, transport in enumerate(ranks)}
+def addresses_of(ranks: list[Transport]) -> dict[int, Address]:
+    return {rank: Address(*place_of(transport)) for rank, transport in enumerate(ranks)}
 
 
-def port_of(transport: Transport) -> int:
-    return transport._servers[0].sockets[0].getsockname()[1]
+def place_of(transport: Transport) -> tuple[str, int]:
+    host, port = transport._servers[0].sockets[0].getsockname()[:2]
+    return host, port
 
 
 async def begin_all(
-    ranks: list[Transport], ports: dict[int, int], generation: int, key: bytes = KEY
+    ranks: list[Transport], addresses: dict[int, Address], generation: int, key: bytes = KEY
 ) -> None:
     for transport in ranks:
-        transport.begin(generation, key, ports)
+        transport.begin(generation, key, addresses)
     for rank, transport in enumerate(ranks):
-        await transport.connect(set(ports) - {rank})
+        await transport.connect(set(addresses) - {rank})
 
 
 async def outcome(event: Event) -> object:
@@ -230,7 +234,7 @@ async def test_peers_of_one_host_use_a_unix_socket_where_they_can(taken: bool):
     """Where somebody else sits on the name they find each other over TCP."""
     a, b = (Transport("job", rank, timeout_s=FAR_S) for rank in (0, 1))
     with socket.socket(socket.AF_UNIX) as squatter:
-        ports = {0: await a.open(), 1: await b.open()}
+        addresses = {0: await a.open(), 1: await b.open()}
         if taken:
             local = b._servers.pop()
             name = local.sockets[0].getsockname()
@@ -238,7 +242,7 @@ async def test_peers_of_one_host_use_a_unix_socket_where_they_can(taken: bool):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             squatter.bind(name)  # and does not even listen
-        await begin_all([a, b], ports, 1)
+        await begin_all([a, b], addresses, 1)
         family = a._links[1]._socket.family
         assert family == (socket.AF_INET if taken else socket.AF_UNIX)
         a.send(1, tag(), made(torch.ones(2)))
@@ -278,7 +282,7 @@ async def test_a_lost_peer_fails_what_is_pending_from_it_and_nothing_else():
 async def test_a_message_cut_by_the_death_of_its_sender_is_lost():
     """Half a tensor is never delivered."""
     async with transports(1, begin=False) as (a,):
-        a.begin(1, KEY, {0: 0, 1: 0})
+        a.begin(1, KEY, {0: NOWHERE, 1: NOWHERE})
         pending = a.receive(1, tag(), 4)
         async with impostor(a, rank=1) as writer:
             writer.write(header(1, tag(), 8) + b"half")
@@ -313,7 +317,7 @@ async def test_generations_share_nothing():
         a.send(1, tag(1), made(torch.tensor([1.0])))
         a.send(1, tag(2), made(torch.tensor([1.0])))
         await outcome(b.receive(0, tag(2), 4))  # so tag 1 is here, unread
-        await begin_all(ranks, ports_of(ranks), 2)
+        await begin_all(ranks, addresses_of(ranks), 2)
         event = b.receive(0, tag(1), 4)
         assert not event.done
         a.send(1, tag(1), made(torch.tensor([2.0])))
@@ -324,9 +328,9 @@ async def test_generations_share_nothing():
 async def test_generations_follow_each_other_while_messages_fly():
     """Many times in a row, with sends on their way at each end."""
     async with transports(3) as ranks:
-        ports = ports_of(ranks)
+        addresses = addresses_of(ranks)
         for generation in range(2, 12):
-            await begin_all(ranks, ports, generation)
+            await begin_all(ranks, addresses, generation)
             for n in range(8):
                 ranks[0].send(1, tag(n), made(torch.full((1 << 14,), float(generation))))
             payload = await outcome(ranks[1].receive(0, tag(0), 4 << 14))
@@ -342,13 +346,13 @@ async def test_a_peer_that_begins_later_is_waited_for():
     """A standby rank gives its shards away without meeting the others before."""
     async with transports(2, begin=False) as ranks:
         a, b = ranks
-        ports = ports_of(ranks)
-        a.begin(1, KEY, ports)
+        addresses = addresses_of(ranks)
+        a.begin(1, KEY, addresses)
         connecting = asyncio.create_task(a.connect({1}))
         while not b.num_refused:
             await asyncio.sleep(0)
         assert not connecting.done()
-        b.begin(1, KEY, ports)
+        b.begin(1, KEY, addresses)
         async with asyncio.timeout(FAR_S):
             await connecting
         a.send(1, tag(), made(torch.ones(1)))
@@ -371,8 +375,8 @@ async def test_a_peer_that_is_gone_is_a_lost_peer():
     """Its port refuses; the error says whom we wanted."""
     async with transports(1, begin=False) as (a,):
         with socket.create_server((LOOPBACK, 0)) as server:
-            port = server.getsockname()[1]
-        a.begin(3, KEY, {0: 0, 1: port})
+            gone = address_of(server)
+        a.begin(3, KEY, {0: NOWHERE, 1: gone})
         with pytest.raises(ExceptionGroup) as caught:
             await a.connect({1})
         (error,) = caught.value.exceptions
@@ -392,10 +396,10 @@ async def test_who_does_not_belong_to_the_generation_is_refused(
     """For as long as the time-out says, and without disturbing those who do."""
     stranger = Transport("job", rank, timeout_s=NEAR_S)
     async with transports(2, begin=False) as ranks:
-        ports = ports_of(ranks)
+        addresses = addresses_of(ranks)
         generation = 3 if key != KEY else generation
-        await begin_all(ranks, ports, 3)
-        stranger.begin(generation, key, ports)
+        await begin_all(ranks, addresses, 3)
+        stranger.begin(generation, key, addresses)
         pending = ranks[0].receive(1, tag(), 4)
         with pytest.raises(ExceptionGroup) as caught:
             await stranger.connect({0})
@@ -410,8 +414,8 @@ async def test_another_job_is_refused():
     """Its rank 1 is not our rank 1, even if it knew our key."""
     stranger = Transport("other", 1, timeout_s=NEAR_S)
     async with transports(1, begin=False) as (a,):
-        a.begin(1, KEY, {0: 0, 1: 0})
-        stranger.begin(1, KEY, ports_of([a]))
+        a.begin(1, KEY, {0: NOWHERE, 1: NOWHERE})
+        stranger.begin(1, KEY, addresses_of([a]))
         with pytest.raises(ExceptionGroup):
             await stranger.connect({0})
 
@@ -440,7 +444,7 @@ async def test_ending_while_connecting_is_no_lost_peer():
     """The generation is over, so nobody is missed."""
     async with transports(2, begin=False) as ranks:
         a, b = ranks
-        a.begin(1, KEY, ports_of(ranks))
+        a.begin(1, KEY, addresses_of(ranks))
         connecting = asyncio.create_task(a.connect({1}))
         while not b.num_refused:
             await asyncio.sleep(0)
@@ -467,7 +471,7 @@ async def test_garbage_from_a_stranger_disturbs_nobody():
     async with transports(2) as (a, b):
         pending = b.receive(0, tag(), 4)
         for garbage in (b"\xff" * 100, b"\x00\x00\x00\x01x", header(1, tag(), 4) + b"abcd"):
-            reader, writer = await asyncio.open_connection(LOOPBACK, port_of(b))
+            reader, writer = await asyncio.open_connection(*place_of(b))
             writer.write(garbage)
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""  # refused
@@ -489,7 +493,7 @@ async def impostor(
     target: Transport, *, rank: int, generation: int = 1, key: bytes = KEY
 ) -> AsyncIterator[asyncio.StreamWriter]:
     """An authenticated connection on which anything can be written."""
-    reader, writer = await asyncio.open_connection(LOOPBACK, port_of(target))
+    reader, writer = await asyncio.open_connection(*place_of(target))
     try:
         identity = Identity("job", "executor", rank, generation)
         await connect_handshake(reader, writer, key, identity, timeout_s=FAR_S)
@@ -512,7 +516,7 @@ async def handshake_error(
 async def test_a_payload_of_another_generation_breaks_the_connection():
     """Each frame carries its generation, not only the handshake."""
     async with transports(1, begin=False) as (a,):
-        a.begin(2, KEY, {0: 0, 1: 0})
+        a.begin(2, KEY, {0: NOWHERE, 1: NOWHERE})
         pending = a.receive(1, tag(), 4)
         async with impostor(a, rank=1, generation=2) as writer:
             writer.write(header(1, tag(), 4) + b"abcd")
@@ -525,7 +529,7 @@ async def test_a_payload_of_another_generation_breaks_the_connection():
 async def test_a_second_payload_under_one_tag_breaks_the_connection():
     """One of them would have to be dropped, and nobody knows which."""
     async with transports(1, begin=False) as (a,):
-        a.begin(1, KEY, {0: 0, 1: 0})
+        a.begin(1, KEY, {0: NOWHERE, 1: NOWHERE})
         other = a.receive(1, tag(2), 4)
         async with impostor(a, rank=1) as writer:
             writer.write((header(1, tag(1), 4) + b"abcd") * 2)
@@ -538,7 +542,7 @@ async def test_a_second_payload_under_one_tag_breaks_the_connection():
 async def test_a_payload_above_the_limit_breaks_the_connection(length: int):
     """Before anything is allocated for it."""
     async with transports(1, begin=False) as (a,):
-        a.begin(1, KEY, {0: 0, 1: 0})
+        a.begin(1, KEY, {0: NOWHERE, 1: NOWHERE})
         pending = a.receive(1, tag(), 4)
         async with impostor(a, rank=1) as writer:
             writer.write(header(1, tag(), length))

@@ -26,6 +26,7 @@ from run_work import COLLECTIVE_S, Crew
 
 from resihp.executor.groups import open_store
 from resihp.ir.model import Plan
+from resihp.wire.address import Address
 
 _MAX_RANKS = 1 << 12
 _WARM = ("resihp.executor.session", "resihp.executor.interpreter.run")
@@ -49,18 +50,18 @@ class Fleet:
 
     def __init__(self, num_processes: int = 1, *, quiet: bool = False) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # of groups that torch makes itself
         self._num_processes = num_processes
         self._quiet = quiet
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*_WARM])
-        self._store, self._port = open_store(COLLECTIVE_S)
+        self._store, self._address = open_store(COLLECTIVE_S)
         self._generation = 0
         self._moves: Any = self._context.RawArray("q", _MAX_RANKS)
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._places: dict[int, int] = {}
-        self._ports: dict[int, int] = {}
+        self._addresses: dict[int, Address] = {}
         self.num_teams = 0
         """How often processes were started."""
 
@@ -94,12 +95,16 @@ class Fleet:
         orders: dict[int, tuple[int, ...]] = {}
         for rank in wanted:
             orders[self._places[rank]] = (*orders.get(self._places[rank], ()), rank)
-        peers = {rank: self._ports[rank] for rank in wanted}
+        peers = {rank: self._addresses[rank] for rank in wanted}
         for place, held in orders.items():
             self._pipes[place].send(
                 (
                     "run",
-                    (Order(crew, plan, held, self._generation, self._port, key, peers, argument),),
+                    (
+                        Order(
+                            crew, plan, held, self._generation, self._address, key, peers, argument
+                        ),
+                    ),
                 )
             )
         try:
@@ -125,7 +130,7 @@ class Fleet:
             process.join()
             process.close()
             pipe.close()
-        self._processes, self._pipes, self._places, self._ports = [], [], {}, {}
+        self._processes, self._pipes, self._places, self._addresses = [], [], {}, {}
 
     def _start(self) -> None:
         self.num_teams += 1
@@ -149,8 +154,8 @@ class Fleet:
                 new.setdefault(place, []).append(rank)
         for place, held in new.items():
             self._pipes[place].send(("open", (held,)))
-        for ports in self._gather(new, None).values():
-            self._ports |= ports
+        for addresses in self._gather(new, None).values():
+            self._addresses |= addresses
 
     def _ask_all(self, what: str) -> list[Any]:
         for pipe in self._pipes:

@@ -21,6 +21,7 @@ from resihp.executor.device.interface import Device
 from resihp.executor.heap import settle_memory
 from resihp.executor.interpreter.run import Interpreter
 from resihp.ir.model import Plan
+from resihp.wire.address import Address
 
 _JOB = "fleet"
 _CONNECT_S = 60.0
@@ -47,9 +48,9 @@ class Order(NamedTuple):
     ranks: tuple[int, ...]
     """Those that it hosts."""
     generation: int
-    store_port: int
+    store: Address
     key: bytes
-    peers: dict[int, int]
+    peers: dict[int, Address]
     argument: Any
 
 
@@ -69,15 +70,15 @@ class Host:
         self._watched: dict[int, tuple[Interpreter, object]] = {}
         self._looking: asyncio.Task[None] | None = None
 
-    async def open(self, ranks: Sequence[int]) -> dict[int, int]:
-        """Devices for ranks that have none; the ports of their wires."""
-        ports: dict[int, int] = {}
+    async def open(self, ranks: Sequence[int]) -> dict[int, Address]:
+        """Devices for ranks that have none; where their wires listen."""
+        addresses: dict[int, Address] = {}
         for rank in ranks:
             assert rank not in self._devices, f"rank {rank} is open already"
             self._devices[rank] = CpuDevice(_JOB, rank, timeout_s=_CONNECT_S)
             self._memory[rank] = {}
-            ports[rank] = await self._devices[rank].open()
-        return ports
+            addresses[rank] = await self._devices[rank].open()
+        return addresses
 
     async def run(self, order: Order) -> dict[int, Any]:
         """The results of the ranks here."""
@@ -99,7 +100,7 @@ class Host:
             rank=rank,
             generation=order.generation,
             device=self._devices[rank],
-            store_port=order.store_port,
+            store=order.store,
             key=order.key,
             peers=order.peers,
             memory=self._memory[rank],

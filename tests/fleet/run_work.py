@@ -14,6 +14,7 @@ from resihp.executor.session import in_thread
 from resihp.executor.work import Work
 from resihp.ir.model import Plan
 from resihp.ir.program import Program
+from resihp.wire.address import Address
 from resihp.wire.messages import StepRecord
 
 _CONNECT_S = 60.0
@@ -28,9 +29,9 @@ class Site(NamedTuple):
     rank: int
     generation: int
     device: Device
-    store_port: int
+    store: Address
     key: bytes
-    peers: Mapping[int, int]
+    peers: Mapping[int, Address]
     """Ports of the wires of all ranks that were opened."""
     memory: dict[str, Any]
     """Whatever the crew leaves here the same rank finds under the next plan."""
@@ -60,7 +61,7 @@ async def generation(site: Site) -> AsyncGenerator[Groups]:
     site.device.begin(site.generation, site.key, site.peers)
     groups = await in_thread(
         lambda: site.device.groups(
-            site.store_port,
+            site.store,
             site.generation,
             site.rank,
             connect_s=_CONNECT_S,

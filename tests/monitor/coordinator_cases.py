@@ -20,6 +20,7 @@ from resihp.ir.program_bytes import decode_program
 from resihp.monitor.actions import Action, End, Send
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.planner import Planner, VerifiedPlan
+from resihp.wire.address import LOOPBACK, Address
 from resihp.wire.clock import ManualClock
 from resihp.wire.messages import (
     Close,
@@ -37,6 +38,7 @@ from resihp.wire.messages import (
 from resihp.wire.timing import Timing
 
 SECRET = b"s" * 32
+STORE = Address(LOOPBACK, 7)
 M = TypeVar("M")
 
 
@@ -102,7 +104,9 @@ def record_of(step: int, loss: float = 1.0, *, skipped: bool = False) -> StepRec
 
 
 def ready(digest: str = "d") -> Ready:
-    return Ready(port=4000, dataset_digest=digest, num_samples=9, num_skipped_files=0)
+    return Ready(
+        address=Address(LOOPBACK, 4000), dataset_digest=digest, num_samples=9, num_skipped_files=0
+    )
 
 
 def exited(code: int = -9, last_words: str = "") -> ExecutorExited:
@@ -220,7 +224,9 @@ class Desk:
 
     def join(self, hashes: dict[str, str] | None = None) -> None:
         """OPENING -> RUNNING."""
-        self.say(self.last_deploy().store_rank, StoreOpened(generation=self.generation, port=7))
+        self.say(
+            self.last_deploy().store_rank, StoreOpened(generation=self.generation, address=STORE)
+        )
         self.say_all(Joined(generation=self.generation, hashes=hashes or {}, moved_bytes=0))
 
     def run(self) -> Desk:

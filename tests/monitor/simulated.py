@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator_cases import CachedPlanner, Desk, exited, ready, record_of
+from coordinator_cases import STORE, CachedPlanner, Desk, exited, ready, record_of
 
 from resihp.config import JobConfig
 from resihp.ir.model import Plan
@@ -139,7 +139,7 @@ class Executor:
             deploy.generation, Generation(plan_of(deploy.plan))
         )
         if deploy.store_rank == self.rank:
-            self.later(lambda: self.send(StoreOpened(generation=deploy.generation, port=1)))
+            self.later(lambda: self.send(StoreOpened(generation=deploy.generation, address=STORE)))
         if self.rank not in generation.plan.active_ranks:
             self.later(lambda: self.join((), moved=False))
 

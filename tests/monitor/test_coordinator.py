@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
+from coordinator_cases import STORE, Desk, exited, job_of, ready, record_of, settled
 
 from resihp.errors import PlanRejected
 from resihp.ir.diagnostics import Diagnostic, Span
@@ -14,6 +14,7 @@ from resihp.ir.parser import parse
 from resihp.monitor.actions import Evict, Log, PlanMade, Say, Seen, StepCommitted
 from resihp.monitor.coordinator import Phase
 from resihp.monitor.planner import Planner, VerifiedPlan
+from resihp.wire.address import LOOPBACK, Address
 from resihp.wire.messages import (
     AskWhere,
     At,
@@ -53,14 +54,16 @@ def test_the_plan_is_deployed_when_the_last_rank_is_ready():
     assert [(plan.generation, plan.text) for plan in desk.all_of(PlanMade)] == [(1, deploy.plan)]
 
 
-def test_the_port_of_the_store_is_passed_on_to_all():
+def test_the_address_of_the_store_is_passed_on_to_all():
     """Only that of the generation that opens now."""
     desk = Desk()
     desk.get_ready()
-    desk.say(0, StoreOpened(generation=0, port=6))
+    desk.say(0, StoreOpened(generation=0, address=Address(LOOPBACK, 6)))
     assert not desk.sent(StoreAt)
-    desk.say(0, StoreOpened(generation=1, port=7))
-    assert desk.sent(StoreAt) == [(rank, StoreAt(generation=1, port=7)) for rank in desk.world]
+    desk.say(0, StoreOpened(generation=1, address=STORE))
+    assert desk.sent(StoreAt) == [
+        (rank, StoreAt(generation=1, address=STORE)) for rank in desk.world
+    ]
 
 
 def test_nobody_goes_before_the_last_one_joined():

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resihp.errors import FrameError
+from resihp.wire.address import Address
 from resihp.wire.auth import Answer, Challenge, Identity, Proof
 from resihp.wire.messages import (
     Beat,
@@ -160,7 +161,7 @@ def test_a_deployment_does_not_show_its_key():
         previous_plan=None,
         base=1,
         commit=Commit(version=0, updates=0, record=None),
-        peers={0: 1},
+        peers={0: Address("127.0.0.1", 1)},
         key=b"k" * 32,
         store_rank=0,
     )

@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 __all__ = ["device_of"]
 
 
-def device_of(job: JobConfig, rank: int, *, timeout_s: float) -> Device:
-    """What `[device] kind` says, for `rank`; all ranks are of this host.
+def device_of(job: JobConfig, rank: int, *, timeout_s: float, host: str) -> Device:
+    """What `[device] kind` says, for `rank` on the node `host`.
 
     ConfigError where this host has no such device. Emulated ones have no tensors, so none is made.
     """
     match job.device.kind:
         case "cpu":
-            return CpuDevice(job.job.name, rank, timeout_s=timeout_s)
+            return CpuDevice(job.job.name, rank, timeout_s=timeout_s, host=host)
         case "cuda":
-            num_ranks = job.parallel.world
-            return CudaDevice(job.job.name, rank, timeout_s=timeout_s, num_local_ranks=num_ranks)
+            return CudaDevice(
+                job.job.name,
+                rank,
+                timeout_s=timeout_s,
+                num_local_ranks=job.parallel.world // max(1, len(job.network.nodes)),
+                host=host,
+            )
         case "emulated":
             raise AssertionError("emulated devices have a backend of their own")

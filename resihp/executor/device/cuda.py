@@ -36,7 +36,7 @@ from resihp.executor.device.nccl import NcclCommunicator, abort_all, new_unique_
 from resihp.executor.device.staged import StagedGroups, StagedWire
 from resihp.executor.stream import Event
 from resihp.executor.transport import Transport
-from resihp.wire.address import LOOPBACK
+from resihp.wire.address import LOOPBACK, Address
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class NcclGroups:
     """The communicators of one generation (see `interface.Groups`), collective and of edges."""
 
     def __init__(
-        self, device: torch.device, port: int, generation: int, rank: int, *, connect_s: float
+        self, device: torch.device, at: Address, generation: int, rank: int, *, connect_s: float
     ) -> None:
         self._device = device
         self._rank = rank
@@ -224,8 +224,8 @@ class NcclGroups:
         self._is_over = False
         try:
             store = TCPStore(
-                LOOPBACK,
-                port,
+                at.host,
+                at.port,
                 is_master=False,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=connect_s),
@@ -311,7 +311,14 @@ class CudaDevice:
     transport = EXECUTOR_TRANSPORT
 
     def __init__(
-        self, job: str, rank: int, *, timeout_s: float, num_local_ranks: int, staged: bool = False
+        self,
+        job: str,
+        rank: int,
+        *,
+        timeout_s: float,
+        num_local_ranks: int,
+        staged: bool = False,
+        host: str = LOOPBACK,
     ) -> None:
         """`num_local_ranks` share the GPUs of this host; more of them than GPUs are staged.
 
@@ -329,21 +336,22 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)  # of this thread: the event loop's
         self.compute = IssuingStream("compute", CudaQueue(self.torch_device))
         self.comm = IssuingStream("comm", CudaQueue(self.torch_device, is_urgent=True))
-        self._transport = Transport(job, rank, timeout_s=timeout_s)
+        self._transport = Transport(job, rank, timeout_s=timeout_s, host=host)
         self._staging = StagedWire(
             self._transport,
             lambda name: IssuingStream(name, CudaQueue(self.torch_device)),
             self.torch_device,
         )
+        self.host = host
         self._rank = rank
         self._edges: EdgeWire | None = None
         self._edge_queues = KeptQueues(lambda: CudaQueue(self.torch_device, is_urgent=True))
 
-    async def open(self) -> int:
+    async def open(self) -> Address:
         """See `Device`."""
         return await self._transport.open()
 
-    def begin(self, generation: int, key: bytes, peers: Mapping[int, int]) -> None:
+    def begin(self, generation: int, key: bytes, peers: Mapping[int, Address]) -> None:
         """See `Device`."""
         self._staging.begin()
         self._transport.begin(generation, key, peers)
@@ -368,14 +376,14 @@ class CudaDevice:
         return _CudaWire(self._edges, self._staging)
 
     def groups(
-        self, port: int, generation: int, rank: int, *, connect_s: float, collective_s: float
+        self, store: Address, generation: int, rank: int, *, connect_s: float, collective_s: float
     ) -> Groups:
         """See `Device`."""
         if self.is_staged:
             return StagedGroups(
-                port, generation, rank, connect_s=connect_s, collective_s=collective_s
+                store, generation, rank, self.host, connect_s=connect_s, collective_s=collective_s
             )
-        return NcclGroups(self.torch_device, port, generation, rank, connect_s=connect_s)
+        return NcclGroups(self.torch_device, store, generation, rank, connect_s=connect_s)
 
     def link(self, groups: Groups, plan: Plan) -> None:
         """See `Device`."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # emulated devices start without torch
     from torch import Tensor
 
     from resihp.ir.model import Plan
+    from resihp.wire.address import Address
 
 __all__ = ["STATE", "Communicator", "Device", "Groups", "Tag", "Wire"]
 
@@ -145,12 +146,17 @@ class Device(Protocol):
         """Gathers, reductions and the vote."""
         ...
 
-    async def open(self) -> int:
-        """Get ready to be connected to; the port that peers reach the wire at."""
+    @property
+    def host(self) -> str:
+        """Address of the interface that this device uses."""
         ...
 
-    def begin(self, generation: int, key: bytes, peers: Mapping[int, int]) -> None:
-        """Start a generation whose live ranks listen at the ports `peers`."""
+    async def open(self) -> Address:
+        """Get ready to be connected to; where peers reach the wire."""
+        ...
+
+    def begin(self, generation: int, key: bytes, peers: Mapping[int, Address]) -> None:
+        """Start a generation whose live ranks listen at `peers`."""
         ...
 
     async def connect(self, peers: AbstractSet[int]) -> None:
@@ -167,9 +173,9 @@ class Device(Protocol):
         ...
 
     def groups(
-        self, port: int, generation: int, rank: int, *, connect_s: float, collective_s: float
+        self, store: Address, generation: int, rank: int, *, connect_s: float, collective_s: float
     ) -> Groups:
-        """The groups of a generation over the store at `port`. Blocks while it connects."""
+        """The groups of a generation over its `store`. Blocks while it connects."""
         ...
 
     def link(self, groups: Groups, plan: Plan) -> None:

@@ -11,6 +11,7 @@ from resihp.executor.emulation.state import EmulatedState
 from resihp.executor.emulation.stream import EmulatedStream
 from resihp.executor.inject import Injector, announcer
 from resihp.executor.transport import Transport
+from resihp.wire.address import LOOPBACK
 from resihp.wire.messages import Deploy, Message, Ready
 from resihp.wire.timing import Timing
 
@@ -20,7 +21,9 @@ __all__ = ["EmulatedBackend"]
 class EmulatedBackend:
     """See `resihp.executor.runtime.Backend`."""
 
-    def __init__(self, job: JobConfig, rank: int, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self, job: JobConfig, rank: int, send: Callable[[Message], None], host: str = LOOPBACK
+    ) -> None:
         self._job = job
         self._rank = rank
         self._send = send
@@ -29,7 +32,7 @@ class EmulatedBackend:
         self._clock = Clock()
         self._compute = EmulatedStream(self._clock, rank)
         self._comm = EmulatedStream(self._clock, rank)
-        self._transport = Transport(job.job.name, rank, timeout_s=timing.handshake_s)
+        self._transport = Transport(job.job.name, rank, timeout_s=timing.handshake_s, host=host)
         self._injector = Injector(job.inject, rank, announcer(send), is_on_loop=True)
 
     @property
@@ -39,8 +42,8 @@ class EmulatedBackend:
 
     async def open(self) -> Ready:
         """See `Backend`. No data is read."""
-        port = await self._transport.open()
-        return Ready(port=port, dataset_digest="emulated", num_samples=0, num_skipped_files=0)
+        address = await self._transport.open()
+        return Ready(address=address, dataset_digest="emulated", num_samples=0, num_skipped_files=0)
 
     def session(self, deploy: Deploy) -> EmulatedSession:
         """See `Backend`."""

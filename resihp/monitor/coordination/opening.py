@@ -45,7 +45,7 @@ class Opening:
             base=core.base,
             commit=Commit(version=version, updates=updates, record=record),
             # Standby ranks too: they may have shards to give away.
-            peers={rank: core.ready[rank].port for rank in sorted(core.alive)},
+            peers={rank: core.ready[rank].address for rank in sorted(core.alive)},
             key=derive_key(self._secret, f"generation {core.generation}"),
             store_rank=min(plan.plan.active_ranks),
             emulated=plan.emulated,
@@ -57,7 +57,7 @@ class Opening:
     def store_opened(self, message: StoreOpened) -> None:
         """Groups can be built."""
         if self._core.opens(message.generation):
-            self._core.broadcast(StoreAt(generation=message.generation, port=message.port))
+            self._core.broadcast(StoreAt(generation=message.generation, address=message.address))
 
     def joined(self, rank: int, message: Joined) -> None:
         """`rank` has its groups and its state."""
