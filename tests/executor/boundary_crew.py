@@ -47,7 +47,7 @@ async def train_until_asked(site: Site) -> Yielded:
             asyncio.get_running_loop().call_later(0.001, state.agreement.ask, Ask.YIELD)
 
     session = session_of(site, asked.order, state, send)
-    session.joining.opened(site.store_port)
+    session.joining.opened(site.store)
     session.joining.went()
     yielded = await session.run()
     site.memory["session"] = session
