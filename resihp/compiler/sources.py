@@ -1,4 +1,7 @@
-"""What live ranks hold of the plan before, layer by layer, and which of its groups can give it.
+"""What is left of the state of the plan before, layer by layer, and who can give it.
+
+Live ranks give what they hold (`State.alive`). What none of them holds any more comes out of a
+snapshot of a lost rank that a live one can read, or else out of a checkpoint (`Stored`).
 
 A layer's state is cut into as many chunks as the mesh has TP degree. Layers that lay in one stage
 are held alike, so a plan has one `Part` for each of its stages. Nothing here looks at groups that
@@ -8,16 +11,33 @@ nobody asks about: on a large job almost all of them stay as they are.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
+
+import msgspec
 
 from resihp.errors import NoFeasiblePlan
 from resihp.ir.model import Group, GroupName, LayerRange, Plan
 from resihp.ir.reshard import chunks_of_member, holder_of_chunk
 
-__all__ = ["Part", "Piece", "State", "require_state", "spell_layers"]
+__all__ = ["NOT_STORED", "Part", "Piece", "State", "Stored", "require_state", "spell_layers"]
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the state to continue from lies outside of live processes."""
+
+    snapshots: Mapping[int, tuple[int, ...]] = {}
+    """Of lost or returned ranks: the live ranks that can read a snapshot of that version."""
+    has_checkpoint: bool = False
+    """Whether that version is saved, complete."""
+    is_only_saved: bool = False
+    """Live ranks hold another version, so that everything is read from the saved one."""
+
+
+NOT_STORED = Stored()
+"""All that there is lives in processes."""
 
 
 class Part(NamedTuple):
@@ -42,9 +62,10 @@ class Piece(NamedTuple):
 class State:
     """The state that is left of `previous` without the ranks `lost`, by rank and by group."""
 
-    def __init__(self, previous: Plan, lost: Collection[int]) -> None:
+    def __init__(self, previous: Plan, lost: Collection[int], stored: Stored = NOT_STORED) -> None:
         self.previous = previous
         self.lost = frozenset(lost)
+        self.stored = stored
         self.num_chunks = previous.mesh.tp
         self._groups = {group.name: group for group in previous.groups}
         self._parts = _parts(previous.groups)
@@ -98,6 +119,20 @@ class State:
             if holder_of_chunk(group, chunk, self.num_chunks) not in self.lost
         )
 
+    def readable(self, part: Part) -> Iterator[tuple[int, range]]:
+        """Ranks that are gone and of whose shard of `part` a live rank can read a snapshot.
+
+        With the chunks of it that they held.
+        """
+        for rank in sorted(self.stored.snapshots):
+            chunks = self.held(rank, part.layers.first)
+            if chunks and self.readers(rank):
+                yield rank, chunks
+
+    def readers(self, rank: int) -> tuple[int, ...]:
+        """The live ranks that can read the snapshot of `rank`."""
+        return tuple(r for r in self.stored.snapshots.get(rank, ()) if r not in self.lost)
+
     def missing(self, part: Part, target: Group) -> list[Piece]:
         """What members of `target`, which is to hold `part`, lack of it."""
         layer, tp = part.layers.first, target.tp
@@ -116,9 +151,13 @@ class State:
         ]
 
     def lost_parts(self) -> Iterator[tuple[Part, tuple[int, ...]]]:
-        """Parts of which chunks have no live holder any more, with these chunks."""
+        """Parts of which chunks have no source any more, with these chunks."""
+        if self.stored.has_checkpoint:
+            return
         for part in self._parts:
             left = set(self._all_chunks)
+            for _, chunks in self.readable(part):
+                left.difference_update(chunks)
             for group in part.groups:
                 left -= self.alive(group)
                 if not left:
@@ -144,7 +183,7 @@ class State:
 
 
 def require_state(state: State) -> None:
-    """Raises NoFeasiblePlan when a chunk of some layer's state has no live holder."""
+    """Raises NoFeasiblePlan when a chunk of some layer's state has no source."""
     gone = list(state.lost_parts())
     if not gone:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -14,12 +14,15 @@ from resihp.compiler.lane_times import lane_seconds
 from resihp.compiler.layout import initial_plan
 from resihp.compiler.models import Model
 from resihp.compiler.pricing import Pricing
+from resihp.compiler.reconfigure import read_all
+from resihp.compiler.sources import Stored
 from resihp.config import JobConfig
 from resihp.errors import ConfigError, PlanRejected, UserError
 from resihp.ir.diagnostics import Severity
-from resihp.ir.model import Plan
+from resihp.ir.model import Plan, Resume
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
+from resihp.ir.reshard import nothing_before
 from resihp.ir.runnable import check_runnable
 from resihp.ir.verify import verify
 from resihp.monitor.given_plan import given_plan, refusal
@@ -85,11 +88,45 @@ class Planner:
         check_runnable(plan)
         return self._timed(self._verified(plan, previous=None), self._pricing(Health()))
 
-    def after_loss(self, previous: VerifiedPlan, lost: Iterable[int], step: int) -> VerifiedPlan:
-        """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can."""
+    def after_loss(
+        self,
+        previous: VerifiedPlan,
+        lost: Iterable[int],
+        step: int,
+        *,
+        snapshots: Mapping[int, tuple[int, ...]] | None = None,
+        checkpoint: int | None = None,
+    ) -> VerifiedPlan:
+        """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can.
+
+        What no live rank holds comes from `snapshots` of version `step`, by lost rank the live
+        ones that can read it, or else from the `checkpoint` of that step.
+        """
+        stored = Stored(snapshots=snapshots or {}, has_checkpoint=checkpoint == step)
+        return self._adapted(previous, lost, step, stored)
+
+    def from_checkpoint(
+        self, previous: VerifiedPlan, lost: Iterable[int], step: int
+    ) -> VerifiedPlan:
+        """The plan that begins with iteration `step` without `lost`, with all state of version
+        `step` read from its checkpoint: no rank keeps what it holds. NoFeasiblePlan as above.
+        """
+        return self._adapted(previous, lost, step, Stored(has_checkpoint=True, is_only_saved=True))
+
+    def loading(self, plan: VerifiedPlan, step: int) -> VerifiedPlan:
+        """The layout and streams of `plan`, begun with all state from the checkpoint of `step`."""
+        lines = read_all(plan.plan.groups, step)
+        whole = msgspec.structs.replace(plan.plan, resume=Resume(step=step), reconfigure=lines)
+        verified = self._verified(whole, previous=nothing_before(whole))
+        return msgspec.structs.replace(verified, emulated=plan.emulated)
+
+    def _adapted(
+        self, previous: VerifiedPlan, lost: Iterable[int], step: int, stored: Stored
+    ) -> VerifiedPlan:
         pricing = self._pricing(Health(lost=frozenset(lost)))
-        decision = adapt(Situation(previous.plan, pricing, resume_step=step), budget=_BUDGET)
-        verified = self._verified(decision.plan, previous=previous.plan)
+        situation = Situation(previous.plan, pricing, resume_step=step, stored=stored)
+        decision = adapt(situation, budget=_BUDGET)
+        verified = self._verified(decision.plan, previous=situation.held)
         verified = self._timed(verified, pricing, decision.moved_s, decision.moved_bytes)
         record = decision.record()
         del record["text"]  # the plan is stored on its own

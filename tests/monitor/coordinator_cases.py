@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -71,10 +71,13 @@ class CachedPlanner(Planner):
     def initial(self) -> VerifiedPlan:
         return self._made((self._job,), super().initial)
 
-    def after_loss(self, previous: VerifiedPlan, lost: Iterable[int], step: int) -> VerifiedPlan:
+    def after_loss(
+        self, previous: VerifiedPlan, lost: Iterable[int], step: int, **stored: Any
+    ) -> VerifiedPlan:
         lost = frozenset(lost)
         parent = super().after_loss
-        return self._made((previous.text, lost, step), lambda: parent(previous, sorted(lost), step))
+        key = (previous.text, lost, step, repr(stored))
+        return self._made(key, lambda: parent(previous, sorted(lost), step, **stored))
 
     def _made(self, key, make) -> VerifiedPlan:
         if key not in self._plans:

@@ -366,7 +366,7 @@ def test_the_last_words_of_a_crash_are_shown(last_words: str):
 class Refusing(Planner):
     """A compiler that produces what the verifier refuses."""
 
-    def after_loss(self, previous: VerifiedPlan, lost, step: int) -> VerifiedPlan:
+    def after_loss(self, previous: VerifiedPlan, lost, step: int, **stored) -> VerifiedPlan:
         finding = Diagnostic(code="RHP401", message="a deadlock", span=Span(1, 1, 2))
         raise PlanRejected("the verifier refused the plan: a deadlock", [finding])
 

@@ -84,7 +84,7 @@ def check(situation: Situation, plan: Plan) -> Checked:
     text = print_plan(plan)
     parsed = parse(text)
     assert parsed.plan == plan, "a plan is what its text says"
-    findings = verify(parsed, previous=situation.previous, facts=facts_of)
+    findings = verify(parsed, previous=situation.held, facts=facts_of)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     assert not errors, f"the verifier refuses a plan of ours: {errors[0].code} {errors[0].message}"
     return Checked(plan, text)

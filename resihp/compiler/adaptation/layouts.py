@@ -11,7 +11,7 @@ import msgspec
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.reconfigure import lines_to
 from resihp.compiler.seats import seats
-from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Reshard, Resume
+from resihp.ir.model import Group, GroupName, LayerRange, Plan, Resume, Source
 
 __all__ = [
     "Layout",
@@ -32,7 +32,7 @@ class Layout(NamedTuple):
     standby: tuple[int, ...]
     """Live ranks without a group."""
     lost: tuple[int, ...]
-    reconfigure: tuple[Reshard | Move | Load, ...] = ()
+    reconfigure: tuple[Source, ...] = ()
     """How the groups get their state from those of the plan before."""
 
 
@@ -89,10 +89,10 @@ def num_holders(groups: Iterable[Group]) -> int:
 def supplied(situation: Situation, layout: Layout) -> Layout:
     """`layout` with the lines that bring its groups their state.
 
-    The state that is left has a live holder of everything (`sources.require_state`).
+    The state that is left has a source of everything (`sources.require_state`).
     """
     node_of = situation.pricing.cluster.node_of
-    lines = lines_to(situation.state, layout.groups, node_of=node_of)
+    lines = lines_to(situation.state, layout.groups, step=situation.resume_step, node_of=node_of)
     return layout._replace(reconfigure=lines)
 
 
@@ -122,6 +122,7 @@ def on_layout(situation: Situation, layout: Layout) -> Plan:
         resume=None if step is None else Resume(step=step),
         standby=layout.standby,
         lost=layout.lost,
-        returned=tuple(sorted(situation.returned)),
+        # Where everything is read from the saved version nobody was lost in the plan before.
+        returned=() if situation.stored.is_only_saved else tuple(sorted(situation.returned)),
         reconfigure=layout.reconfigure,
     )

@@ -263,7 +263,7 @@ def _decided(
         fewer = ", fewer holders of a layer" if is_safer else ""
         told.append(msgspec.structs.replace(row, why=_why(row, best) + fewer))
     plan = best.checked.plan
-    traffic = state_traffic(situation.previous, plan, situation.pricing)
+    traffic = state_traffic(situation.held, plan, situation.pricing)
     return Decision(
         plan=plan,
         text=best.checked.text,

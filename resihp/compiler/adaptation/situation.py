@@ -13,10 +13,11 @@ import msgspec
 from resihp.compiler.costs import Lengths
 from resihp.compiler.planner.problem import Capacity, Chunks
 from resihp.compiler.pricing import Pricing
-from resihp.compiler.sources import State
+from resihp.compiler.sources import NOT_STORED, State, Stored
 from resihp.errors import UserError
 from resihp.ir.model import LayerRange, Plan
 from resihp.ir.placement import Placement, placement_of
+from resihp.ir.reshard import nothing_before
 
 __all__ = ["ANYTHING", "WHOLE_MICROBATCHES", "Profile", "Situation"]
 
@@ -51,13 +52,15 @@ class Situation:
         returned: Collection[int] = (),
         all_lengths: Sequence[Lengths] | None = None,
         min_holders: int = 2,
+        stored: Stored = NOT_STORED,
     ) -> None:
         """`resume_step` is the interrupted iteration that the new plan redoes.
 
         `returned` are ranks that the plan before has lost and that are back, without any state.
         `all_lengths` are those of the micro-batches of all replicas, home after home; fewer repeat.
         `min_holders` live groups are to hold each layer where a plan can have so many: with one
-        the next loss ends the job, so that is worth more than time.
+        the next loss ends the job, so that is worth more than time. `stored` is what of the state
+        lies outside of live processes; a saved version needs `resume_step`, which is its step.
 
         Raises UserError for ranks that the job does not have, or that return and were not lost,
         and for less than one holder.
@@ -70,6 +73,7 @@ class Situation:
         self.all_lengths = all_lengths
         """What plans are simulated with; None: every micro-batch is nominal."""
         self.min_holders = min(min_holders, previous.mesh.dp)
+        self.stored = stored
         self.reserves_buffers = True
         """Whether the planner keeps room for buffers that it does not follow."""
         self.rooms: dict[tuple[LayerRange, int, bool], Capacity] = {}
@@ -105,6 +109,7 @@ class Situation:
             self.returned,
             self.all_lengths,
             min_holders,
+            self.stored,
         )
 
     def without_reserve(self) -> Situation:
@@ -126,7 +131,12 @@ class Situation:
     @cached_property
     def state(self) -> State:
         """What is left of the state of the plan before."""
-        return State(self.previous, self.lost)
+        return State(self.previous, self.lost, self.stored)
+
+    @cached_property
+    def held(self) -> Plan:
+        """The plan whose layout says who holds what: that of before, or one of empty hands."""
+        return nothing_before(self.previous) if self.stored.is_only_saved else self.previous
 
     def speed_of(self, rank: int) -> float:
         """Relative throughput; 0 for a lost rank."""
