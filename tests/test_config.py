@@ -249,6 +249,26 @@ GOLDEN = [
         "step = 30\n[[inject]]\nrank = 5\nstep = 31",
         "job.toml:32: inject[1].rank = 5: is killed by an earlier [[inject]] already",
     ),
+    (
+        "[device]",
+        '[network]\nnodes = ["10.0.0.1", "10.0.0.2"]\nport = 29400\n[device]',
+        "job.toml:26: network.nodes = ['10.0.0.1', '10.0.0.2']: is refused without "
+        "network.secret_file, a file of mode 0600 that holds the job's secret on each node; "
+        "nearest valid: name one, or leave [network] out, and everything stays on this machine's "
+        "loopback interface",
+    ),
+    (
+        "[device]",
+        '[network]\nnodes = ["10.0.0.1"]\nsecret_file = "key"\n[device]',
+        "job.toml:26: network.nodes = ['10.0.0.1']: needs network.port, where the monitor of each "
+        "node listens; nearest valid: 29400",
+    ),
+    (
+        "[device]",
+        '[network]\nnodes = ["0.0.0.0"]\nport = 29400\nsecret_file = "key"\n[device]',
+        "job.toml:26: network.nodes = ['0.0.0.0']: \"0.0.0.0\" stands for every interface; "
+        'name the address of one, such as "127.0.0.1"',
+    ),
     ("[[inject]]", "[inject]", "job.toml:28: inject: must be tables, each written [[inject]]"),
     (
         "[job]",

@@ -5,6 +5,7 @@ A check is a pure function from the decoded config to problems; the reader repor
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterable, Iterator
 
 from resihp.config.schema import MAX_WORLD, JobConfig
@@ -213,9 +214,25 @@ def _network(config: JobConfig) -> Iterator[Problem]:
             if getattr(network, key) is not None:
                 yield Problem(f"network.{key}", "is said with network.nodes only; leave it out")
         return
-    for key, what in (("port", "where monitors listen"), ("secret_file", "the job's secret")):
-        if getattr(network, key) is None:
-            yield Problem("network.nodes", f"needs network.{key} ({what}), which is missing")
+    if network.port is None:
+        yield Problem(
+            "network.nodes",
+            "needs network.port, where the monitor of each node listens; nearest valid: 29400",
+        )
+    if network.secret_file is None:
+        yield Problem(
+            "network.nodes",
+            "is refused without network.secret_file, a file of mode 0600 that holds the job's "
+            "secret on each node; nearest valid: name one, or leave [network] out, and everything "
+            "stays on this machine's loopback interface",
+        )
+    for node in network.nodes:
+        if _is_wildcard(node):
+            yield Problem(
+                "network.nodes",
+                f'"{node}" stands for every interface; name the address of one, such as '
+                '"127.0.0.1"',
+            )
     num = len(network.nodes)
     if len(set(network.nodes)) < num:
         yield Problem("network.nodes", "names one address twice; each node has its own")
@@ -264,6 +281,13 @@ _CHECKS: tuple[Callable[[JobConfig], Iterator[Problem]], ...] = (
     _network,
     _injections,
 )
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == "*"
 
 
 def _is_power_of_two(value: int) -> bool:

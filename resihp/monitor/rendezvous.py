@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from resihp.errors import AuthError, UserError
+from resihp.monitor.private_file import read_private
 from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import SECRET_BYTES, masked_repr, new_secret
 
@@ -37,6 +37,7 @@ __all__ = [
 LISTEN_FD = "RESIHP_LISTEN_FD"
 SECRET_FD = "RESIHP_SECRET_FD"
 PORT = "RESIHP_PORT"
+MAX_PLACE_BYTES = 1024
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -118,22 +119,9 @@ def write_place(path: Path, place: Place) -> None:
 
 def read_place(path: Path) -> Place | None:
     """What `publish` wrote, None where it is not there yet. AuthError: not a private file."""
-    try:
-        # Without O_NONBLOCK a named pipe in this place would hold us until somebody writes to it.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
+    content = read_private(path, limit_bytes=MAX_PLACE_BYTES)
+    if content is None:
         return None
-    except OSError as error:
-        raise AuthError(f"{path} is not a plain file: {error.strerror}") from error
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise AuthError(f"{path} is not a plain file")
-        if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o600:
-            raise AuthError(f"{path} is not a private file of this user")
-        content = os.read(fd, 1024)
-    finally:
-        os.close(fd)
     try:
         return msgspec.msgpack.decode(content, type=Place)
     except msgspec.DecodeError as error:
