@@ -246,7 +246,7 @@ GOLDEN = [
     ),
     (
         "step = 30",
-        "step = 30\n[[inject]]\nrank = 5\nstep = 31",
+        "step = 30\n[[inject]]\nrank = 5\nstep = 31\n[rejoin]\nrestarts = 0",
         "job.toml:32: inject[1].rank = 5: is killed by an earlier [[inject]] already",
     ),
     (
@@ -268,6 +268,47 @@ GOLDEN = [
         '[network]\nnodes = ["0.0.0.0"]\nport = 29400\nsecret_file = "key"\n[device]',
         "job.toml:26: network.nodes = ['0.0.0.0']: \"0.0.0.0\" stands for every interface; "
         'name the address of one, such as "127.0.0.1"',
+    ),
+    (
+        "step = 30",
+        "step = 30\n[[inject]]\nrank = 5\nstep = 30",
+        "job.toml:32: inject[1].rank = 5: is killed in this step by an earlier [[inject]] already",
+    ),
+    (
+        "step = 30",
+        "",
+        "job.toml:28: inject[0].step: is missing: where it strikes, or rate for random places",
+    ),
+    (
+        "step = 30",
+        "rate = 0.1\nstep = 30",
+        "job.toml:31: inject[0].step = 30: is drawn with rate; leave one of the two out",
+    ),
+    (
+        "step = 30",
+        'step = 30\nkind = "stopp"',
+        'job.toml:31: inject[0].kind = "stopp": must be "kill" or "stop" or "exit" or "exception" '
+        'or "hold_gil" or "slow" or "slow_link" or "late_beats" or "lost_beats" or "full_disk" or '
+        '"torn_checkpoint" or "kill_supervisor" or "kill_monitor" or "kill_coordinator"; '
+        "did you mean stop?",
+    ),
+    (
+        "step = 30",
+        'step = 30\nkind = "late_beats"\nshare = 0.5',
+        'job.toml:32: inject[0].share = 0.5: is not said of kind = "late_beats", but of '
+        'lost_beats; nearest valid: leave it out, or kind = "lost_beats"',
+    ),
+    (
+        "step = 30",
+        'step = 30\nkind = "hold_gil"',
+        'job.toml:31: inject[0].kind = "hold_gil": needs lasts_s, for how long no other thread '
+        "runs; nearest valid: lasts_s = 1",
+    ),
+    (
+        "step = 30",
+        'step = 30\ninstruction = 3\nmoment = "vote"',
+        'job.toml:32: inject[0].moment = "vote": is said instead of instruction; leave one of the '
+        "two out",
     ),
     ("[[inject]]", "[inject]", "job.toml:28: inject: must be tables, each written [[inject]]"),
     (

@@ -11,6 +11,14 @@ and the nearest valid choice.
 
 from __future__ import annotations
 
+from resihp.config.injection import (
+    FAULT_KINDS,
+    FaultKind,
+    Injection,
+    Moment,
+    lasting_kinds,
+    said_only_of,
+)
 from resihp.config.reading import load, loads
 from resihp.config.schema import (
     BatchConfig,
@@ -19,7 +27,6 @@ from resihp.config.schema import (
     DataConfig,
     DeviceConfig,
     DeviceKind,
-    Injection,
     JobConfig,
     JobSection,
     ModelConfig,
@@ -36,16 +43,19 @@ from resihp.config.toml import place_of
 from resihp.config.writing import resolved
 
 __all__ = [
+    "FAULT_KINDS",
     "BatchConfig",
     "CheckpointConfig",
     "ComputeConfig",
     "DataConfig",
     "DeviceConfig",
     "DeviceKind",
+    "FaultKind",
     "Injection",
     "JobConfig",
     "JobSection",
     "ModelConfig",
+    "Moment",
     "NetworkConfig",
     "Numerics",
     "OptimizerConfig",
@@ -54,9 +64,11 @@ __all__ = [
     "RopeScaling",
     "StateConfig",
     "format_size",
+    "lasting_kinds",
     "load",
     "loads",
     "parse_size",
     "place_of",
     "resolved",
+    "said_only_of",
 ]

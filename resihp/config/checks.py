@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterable, Iterator
 
+from resihp.config.injection import injection_problems
 from resihp.config.schema import MAX_WORLD, JobConfig
 from resihp.config.sizes import parse_size
 from resihp.config.toml import Problem
@@ -246,24 +247,13 @@ def _network(config: JobConfig) -> Iterator[Problem]:
 
 
 def _injections(config: JobConfig) -> Iterator[Problem]:
-    world, steps = config.parallel.world, config.job.steps
-    killed: set[int] = set()
-    for index, injection in enumerate(config.inject):
-        here = f"inject[{index}]"
-        if injection.rank >= world:
-            yield Problem(
-                f"{here}.rank",
-                f"must be below the number of ranks, tp * pp * dp = {world}; "
-                f"nearest valid: {world - 1}",
-            )
-        if injection.step >= steps:
-            yield Problem(
-                f"{here}.step",
-                f"must be below job.steps ({steps}); nearest valid: {steps - 1}",
-            )
-        if injection.rank in killed:
-            yield Problem(f"{here}.rank", "is killed by an earlier [[inject]] already")
-        killed.add(injection.rank)
+    yield from injection_problems(
+        config.inject,
+        world=config.parallel.world,
+        steps=config.job.steps,
+        restarts=config.rejoin.restarts,
+        device=config.device.kind,
+    )
 
 
 _CHECKS: tuple[Callable[[JobConfig], Iterator[Problem]], ...] = (

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from resihp.config.injection import Injection
 from resihp.config.sizes import parse_size
 from resihp.ir.model import Batch, Mesh, ModelShape, Precision
 
@@ -22,7 +23,6 @@ __all__ = [
     "DataConfig",
     "DeviceConfig",
     "DeviceKind",
-    "Injection",
     "JobConfig",
     "JobSection",
     "ModelConfig",
@@ -291,17 +291,6 @@ class RejoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     good_iterations: Count = 8
     """Iterations that a rank must be there again before the plan counts on it, doubled after
     each relapse."""
-
-
-class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[[inject]]`: a fault to bring about, to see the job go on."""
-
-    kind: Literal["kill"] = "kill"
-    """`kill`: SIGKILL to the rank's executor."""
-    rank: Index
-    step: Index
-    instruction: Index | None = None
-    """Index into the rank's program at which it dies (None: the middle; too large: the end)."""
 
 
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,11 +37,11 @@ def _backend(job: JobConfig, start: Start, send: Callable[[Message], None]) -> B
         from resihp.executor.emulation.backend import EmulatedBackend
 
         settle_memory()
-        return EmulatedBackend(job, start.rank, send, start.host)
+        return EmulatedBackend(job, start, send)
     from resihp.executor.backend import TrainingBackend
 
     settle_memory()
-    return TrainingBackend(job, start.rank, send, start.host)
+    return TrainingBackend(job, start, send)
 
 
 def main() -> int:

@@ -13,8 +13,7 @@ from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
 from resihp.executor.session import Session, in_thread
 from resihp.executor.state import TrainState
-from resihp.wire.address import LOOPBACK
-from resihp.wire.messages import Deploy, Message, Ready
+from resihp.wire.messages import Deploy, Message, Ready, Start
 from resihp.wire.timing import Timing
 
 __all__ = ["TrainingBackend"]
@@ -26,17 +25,18 @@ class TrainingBackend:
     ConfigError where the job's model or device cannot be had here.
     """
 
-    def __init__(
-        self, job: JobConfig, rank: int, send: Callable[[Message], None], host: str = LOOPBACK
-    ) -> None:
+    def __init__(self, job: JobConfig, start: Start, send: Callable[[Message], None]) -> None:
+        rank = start.rank
         self._job = job
         self._rank = rank
         self._send = send
         timing = Timing.from_detect_within(job.job.detect_within_s)
         self._model = build_model(job.model)
         self.state = TrainState(job)
-        self._device = device_of(job, rank, timeout_s=timing.handshake_s, host=host)
-        self._injector = Injector(job.inject, rank, announcer(send))
+        self._device = device_of(job, rank, timeout_s=timing.handshake_s, host=start.host)
+        self.injector = Injector(
+            job.inject, rank, announcer(send), world=job.parallel.world, struck=start.struck
+        )
 
     @property
     def position(self) -> int:
@@ -73,6 +73,6 @@ class TrainingBackend:
             state=self.state,
             device=self._device,
             batches=self._batches,
-            injector=self._injector,
+            injector=self.injector,
             send=self._send,
         )

@@ -13,10 +13,12 @@ import traceback
 from typing import Protocol, cast
 
 import msgspec
+from msgspec import convert
 
-from resihp.config import JobConfig
+from resihp.config import Injection, JobConfig
 from resihp.errors import GenerationClosed, ResihpError, UserError
 from resihp.executor.boundary import Agreement, Ask
+from resihp.executor.inject import Injector
 from resihp.executor.joining import Joining
 from resihp.executor.lateness import Lateness
 from resihp.executor.pause import current_pause
@@ -28,6 +30,7 @@ from resihp.wire.messages import (
     Close,
     Deploy,
     Go,
+    Inject,
     Message,
     Ready,
     Request,
@@ -98,6 +101,11 @@ class Backend(Protocol):
     """What an executor runs on, for the life of its process."""
 
     @property
+    def injector(self) -> Injector:
+        """Whom an operator's order of a fault goes to."""
+        ...
+
+    @property
     def state(self) -> State:
         """The state over all generations."""
         ...
@@ -164,6 +172,8 @@ class Executor:
                     self._backend.state.agreement.ask(Ask.of(message.what))
                 case AskWhere():
                     self._send(self._where())
+                case Inject():
+                    self._backend.injector.order(convert(message.fault, Injection))
                 case Go() if self._is_current(message.generation):
                     assert self._session is not None
                     self._session.joining.went()

@@ -22,6 +22,7 @@ from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
+from resihp.executor.injected import InjectedWire, InjectedWork
 from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.iterations import iterate
 from resihp.executor.joining import Joining
@@ -104,8 +105,11 @@ class Session:
         program = decode_program(deploy.program)
         check_program(program, self._job, self._rank, deploy.peers)
         self._device.begin(deploy.generation, deploy.key, deploy.peers)
+        redone = state.version if deploy.base else -1
+        await self._injector.joining("groups", redone)
         groups = await self._build_groups(plan, program)
         self.joining.doing = "moves state"
+        await self._injector.joining("state", redone)
         holding, moved_bytes = await self._move_state(plan, program)
         assert holding is not None
         hashes = await self._device.comm.submit(
@@ -114,6 +118,7 @@ class Session:
         state.prepare(deploy.generation, holding)
         self._send(Joined(generation=deploy.generation, hashes=hashes, moved_bytes=moved_bytes))
         self.joining.doing = "waits for the others to join"
+        await self._injector.joining("joined", redone)
         self._log(
             f"{program.group} member {program.tp_index} of {program.tp}, "
             f"layers {', '.join(map(str, program.layers))}, from step {state.version}, "
@@ -222,10 +227,10 @@ class Session:
         work = await self._device.compute.submit(make).wait_async()
         return Interpreter(
             holding.program,
-            work,
+            InjectedWork(work, self._injector),
             compute=self._device.compute,
             comm=self._device.comm,
-            wire=self._device.wire,
+            wire=InjectedWire(self._device.wire, self._injector.conditions),
             before=self._injector.before,
         )
 

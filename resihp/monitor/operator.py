@@ -13,9 +13,9 @@ from resihp.monitor.run_dir import RunDir
 from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connect_handshake
-from resihp.wire.messages import AskWhere, KillRank, Message, Positions, Refused, Reply
+from resihp.wire.messages import AskWhere, Inject, KillRank, Message, Positions, Refused, Reply
 
-__all__ = ["ask_where", "find_run", "kill_rank"]
+__all__ = ["ask_where", "find_run", "inject_fault", "kill_rank"]
 
 TIMEOUT_S = 10.0
 
@@ -54,6 +54,18 @@ def _listens(control: Path) -> bool:
 async def kill_rank(run: Path, rank: int) -> str:
     """SIGKILL the executor of `rank`; what the coordinator says. UserError where it refuses."""
     reply = await _ask(run, KillRank(rank=rank))
+    if isinstance(reply, Refused):
+        raise UserError(reply.text)
+    assert isinstance(reply, Reply)
+    return reply.text
+
+
+async def inject_fault(run: Path, rank: int, fault: dict[str, str | int | float]) -> str:
+    """Bring a fault (keys of an `[[inject]]`) about at `rank`; what the coordinator says of it.
+
+    UserError where it refuses.
+    """
+    reply = await _ask(run, Inject(rank=rank, fault=fault))
     if isinstance(reply, Refused):
         raise UserError(reply.text)
     assert isinstance(reply, Reply)

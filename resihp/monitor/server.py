@@ -37,6 +37,7 @@ from resihp.wire.messages import (
     At,
     Fence,
     Hello,
+    Inject,
     KillRank,
     Positions,
     Refused,
@@ -219,6 +220,8 @@ class CoordinatorServer:
         match message:
             case KillRank():
                 channel.send(self._kill(message.rank))
+            case Inject():
+                channel.send(self._inject(message))
             case AskWhere():
                 channel.send(await self._positions())
             case _:
@@ -240,16 +243,33 @@ class CoordinatorServer:
         return self._coordinator.positions(census.answers, self._clock.now_s())
 
     def _kill(self, rank: int) -> Reply | Refused:
-        alive = sorted(self._coordinator.alive)
-        if rank not in alive or rank not in self._channels:
-            return Refused(text=f"rank {rank} is not alive; alive ranks: {alive}")
-        if self._coordinator.phase is Phase.STARTING:
-            return Refused(text="the job has not begun yet")
-        if self._coordinator.phase is Phase.STOPPING:
-            return Refused(text="the job is ending")
+        refusal = self._unfit(rank)
+        if refusal is not None:
+            return Refused(text=refusal)
         self._coordinator.hit(rank, self._clock.now_s())
         self._channels[rank].send(Fence(reason="operator"))
         return Reply(text=f"rank {rank}: SIGKILL sent to its executor")
+
+    def _inject(self, order: Inject) -> Reply | Refused:
+        refusal = self._unfit(order.rank)
+        if refusal is not None:
+            return Refused(text=refusal)
+        self._run_dir.event(
+            "inject", {"rank": order.rank, "fault": order.fault}, self._clock.now_s()
+        )
+        self._channels[order.rank].send(order)
+        return Reply(text=f"rank {order.rank}: {order.fault.get('kind')} is on its way")
+
+    def _unfit(self, rank: int) -> str | None:
+        """Why nothing can be done to `rank`; None: it can."""
+        alive = sorted(self._coordinator.alive)
+        if rank not in alive or rank not in self._channels:
+            return f"rank {rank} is not alive; alive ranks: {alive}"
+        if self._coordinator.phase is Phase.STARTING:
+            return "the job has not begun yet"
+        if self._coordinator.phase is Phase.STOPPING:
+            return "the job is ending"
+        return None
 
     def _evict(self, rank: int) -> None:
         """Kill a silent supervisor, and take it for gone even where it cannot be killed."""

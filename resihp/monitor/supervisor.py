@@ -16,6 +16,7 @@ from pathlib import Path
 
 from resihp.config import JobConfig
 from resihp.errors import AuthError, CoordinatorLost, WireError
+from resihp.monitor.inject import SupervisorFaults
 from resihp.monitor.process import Child, is_stopped
 from resihp.monitor.rendezvous import Place
 from resihp.monitor.run_dir import RunDir
@@ -31,6 +32,7 @@ from resihp.wire.messages import (
     Fault,
     Fence,
     Hello,
+    Inject,
     Ready,
     Start,
     Stop,
@@ -59,6 +61,8 @@ class Supervisor:
         self._stop: Stop | None = None
         self._gave_up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._is_ready = False
+        self._faults = SupervisorFaults(job, self, clock)
+        self._dying: asyncio.Task[None] | None = None
 
     async def run(self, find_place: Callable[[], Awaitable[Place]]) -> int:
         """Serve this rank. CoordinatorLost where the coordinator ends before the job does."""
@@ -74,7 +78,7 @@ class Supervisor:
             raise CoordinatorLost("the coordinator left before the start")
         log_path = RunDir(Path(welcome.run_dir)).log_path(self._rank)
         self._down = await self._start_executor(log_path)
-        self._down.send(Start(rank=self._rank, job=welcome.job))
+        self._down.send(Start(rank=self._rank, job=welcome.job, struck=dict(self._faults.struck)))
         tasks = [
             asyncio.create_task(work)
             for work in (self._relay_up(), self._watch(log_path), self._beat())
@@ -107,6 +111,32 @@ class Supervisor:
         """SIGKILL the executor now."""
         if self._child is not None:
             self._child.send(signal.SIGKILL)
+
+    # --- what injected faults do (`monitor.inject.Body`)
+
+    def signal_executor(self, number: signal.Signals) -> None:
+        """See `Body`."""
+        if self._child is not None:
+            self._child.send(number)
+
+    def send_up(self, fault: Fault) -> None:
+        """See `Body`."""
+        if self._up is not None:
+            self._up.send(fault)
+
+    def send_down(self, order: Inject) -> None:
+        """See `Body`."""
+        if self._down is not None:
+            self._down.send(order)
+
+    def die(self) -> None:
+        """See `Body`."""
+        self._dying = asyncio.create_task(self._die())
+
+    async def _die(self) -> None:
+        if self._up is not None:
+            await self._up.drain(self._timing.beat_s)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     async def _connect(self, find_place: Callable[[], Awaitable[Place]]) -> Channel:
         """Connect to the coordinator; retried, since a stale rendezvous file may mislead us."""
@@ -159,6 +189,8 @@ class Supervisor:
                 return
             if isinstance(message, Fence):
                 self.kill_executor()
+            elif isinstance(message, Inject):
+                self._faults.ordered(message)
             else:
                 self._down.send(message)
         raise CoordinatorLost("the coordinator is gone")
@@ -173,6 +205,8 @@ class Supervisor:
                 else:
                     self._is_ready = self._is_ready or isinstance(message, Ready)
                     self._up.send(message)
+                    if isinstance(message, Fault):
+                        self._faults.announced(message)
         except WireError as error:
             print(f"resihp: rank {self._rank}: executor fenced: {error}", file=sys.stderr)
             self.kill_executor()
@@ -186,11 +220,12 @@ class Supervisor:
 
     async def _beat(self) -> None:
         """Liveness to the coordinator; fences an executor that the kernel shows as stopped."""
-        assert self._up is not None
+        up = self._up
+        assert up is not None
         assert self._child is not None
         stopped_since_s: float | None = None
         while True:
-            self._up.send(self._progress)
+            self._faults.beat(lambda: up.send(self._progress))
             await asyncio.sleep(self._timing.beat_s)
             if not (self._child.running and is_stopped(self._child.pid)):
                 stopped_since_s = None
@@ -199,12 +234,12 @@ class Supervisor:
             if stopped_since_s is None:
                 stopped_since_s = now_s
             elif now_s - stopped_since_s >= self._timing.stopped_s:
-                self._up.send(
+                up.send(
                     Fault(
                         kind="stopped",
                         step=self._progress.step,
                         instruction=self._progress.instruction,
-                        at_s=stopped_since_s,
+                        at_s=min(stopped_since_s, self._faults.stopped_at_s),
                     )
                 )
                 self.kill_executor()

@@ -31,6 +31,7 @@ __all__ = [
     "Finished",
     "Go",
     "Hello",
+    "Inject",
     "Joined",
     "KillRank",
     "Message",
@@ -260,14 +261,17 @@ class Finished(_Message, frozen=True, kw_only=True):
 class Fault(_Message, frozen=True, kw_only=True):
     """What is about to hit or has hit this rank, and when: its detection is measured from here.
 
-    Sent by an executor just before it kills itself for the job file, and by a supervisor that
-    fences a stopped executor.
+    Sent by an executor that comes to the place of an injection, and by a supervisor that fences a
+    stopped executor or was told by an operator to bring a fault about. Whoever it passes and
+    whom its kind names (supervisor, monitor, coordinator) carries it out after sending it on.
     """
 
     kind: str
     step: int
     instruction: int
     at_s: float
+    number: int = -1
+    """Which `[[inject]]` of the job it is; -1: none of them."""
 
 
 # --- coordinator -> supervisor or executor
@@ -287,6 +291,8 @@ class Start(_Message, frozen=True, kw_only=True):
     job: str
     host: str = LOOPBACK
     """Address of the node: the only interface on which the executor listens."""
+    struck: dict[int, int] = {}
+    """The last step that each injection struck an earlier executor of this rank in."""
 
 
 class Close(_Message, frozen=True, kw_only=True):
@@ -386,6 +392,14 @@ class KillRank(_Message, frozen=True, kw_only=True):
     rank: int
 
 
+class Inject(_Message, frozen=True, kw_only=True):
+    """`resihp inject`: bring a fault about; goes on to the supervisor and executor of `rank`."""
+
+    rank: int
+    fault: dict[str, str | int | float]
+    """The keys of an `[[inject]]`, without its place; checked by whoever carries it out."""
+
+
 class Reply(_Message, frozen=True, kw_only=True):
     """The operator's request was carried out."""
 
@@ -439,6 +453,7 @@ Message = (
     | Fence
     | Stop
     | KillRank
+    | Inject
     | Reply
     | Positions
     | Refused

@@ -25,7 +25,7 @@ from resihp.ir.expand import expand
 from resihp.ir.model import Plan
 from resihp.ir.printer import print_plan
 from resihp.ir.program_bytes import encode_program
-from resihp.wire.messages import Commit, Deploy, Joined, Message, StepDone, StepRecord
+from resihp.wire.messages import Commit, Deploy, Fault, Joined, Message, StepDone, StepRecord
 
 _NOBODY = -1
 """Hosts no store: the fleet has one."""
@@ -106,7 +106,7 @@ def session_of(
         state=state,
         device=site.device,
         batches=batches_of(order.job.parallel.dp),
-        injector=Injector((), site.rank, _no_fault),
+        injector=Injector((), site.rank, _no_fault, world=1),
         send=send,
     )
 
@@ -116,7 +116,7 @@ def _program_of(site: Site) -> bytes:
     return encode_program(expand(site.plan, site.rank)) if is_active else b""
 
 
-def _no_fault(kind: str, step: int, index: int, sent: Event) -> None:
+def _no_fault(fault: Fault, sent: Event) -> None:
     raise AssertionError("nothing is injected here")
 
 

@@ -184,7 +184,8 @@ def test_every_verb_says_its_exit_status(verb, capsys):
 
 def test_the_example_of_a_job_file_names_every_key():
     """In its section, as a setting or as a comment."""
-    _, *parts = re.split(r"^\[+(\w+)\]+", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = EXAMPLE.read_text(encoding="utf-8")
+    _, *parts = re.split(r"^(?:# )?\[+(\w+)\]+", text, flags=re.MULTILINE)
     bodies = dict(zip(parts[::2], parts[1::2], strict=True))
     for section in fields(JobConfig):
         keys = fields(Injection if section.name == "inject" else section.type)

@@ -11,8 +11,7 @@ from resihp.executor.emulation.state import EmulatedState
 from resihp.executor.emulation.stream import EmulatedStream
 from resihp.executor.inject import Injector, announcer
 from resihp.executor.transport import Transport
-from resihp.wire.address import LOOPBACK
-from resihp.wire.messages import Deploy, Message, Ready
+from resihp.wire.messages import Deploy, Message, Ready, Start
 from resihp.wire.timing import Timing
 
 __all__ = ["EmulatedBackend"]
@@ -21,9 +20,8 @@ __all__ = ["EmulatedBackend"]
 class EmulatedBackend:
     """See `resihp.executor.runtime.Backend`."""
 
-    def __init__(
-        self, job: JobConfig, rank: int, send: Callable[[Message], None], host: str = LOOPBACK
-    ) -> None:
+    def __init__(self, job: JobConfig, start: Start, send: Callable[[Message], None]) -> None:
+        rank = start.rank
         self._job = job
         self._rank = rank
         self._send = send
@@ -32,8 +30,18 @@ class EmulatedBackend:
         self._clock = Clock()
         self._compute = EmulatedStream(self._clock, rank)
         self._comm = EmulatedStream(self._clock, rank)
-        self._transport = Transport(job.job.name, rank, timeout_s=timing.handshake_s, host=host)
-        self._injector = Injector(job.inject, rank, announcer(send), is_on_loop=True)
+        self._transport = Transport(
+            job.job.name, rank, timeout_s=timing.handshake_s, host=start.host
+        )
+        self.injector = Injector(
+            job.inject,
+            rank,
+            announcer(send),
+            world=job.parallel.world,
+            struck=start.struck,
+            is_on_loop=True,
+        )
+        self._compute.slowness = self.injector.conditions.slowness
 
     @property
     def position(self) -> int:
@@ -56,6 +64,6 @@ class EmulatedBackend:
             compute=self._compute,
             comm=self._comm,
             transport=self._transport,
-            injector=self._injector,
+            injector=self.injector,
             send=self._send,
         )

@@ -117,7 +117,8 @@ class EmulatedSession:
             return RemoteMeeting(self._clock, self._transport, tag, ranks)
 
         def lasts_ns(tag: Tag) -> int:
-            return times.of(Op(tag.kind), tag.stage, (tag.home, tag.microbatch))
+            late_ns = round(1e9 * self._injector.conditions.link_delay_s.now)
+            return times.of(Op(tag.kind), tag.stage, (tag.home, tag.microbatch)) + late_ns
 
         work = EmulatedWork(
             program,

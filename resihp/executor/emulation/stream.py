@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resihp.errors import GenerationClosed
 from resihp.executor.emulation.clock import Clock
+from resihp.executor.faults import Lasting
 from resihp.executor.stream import Event
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class EmulatedStream:
         self.is_waiting = False
         self.observation: Observation | None = None
         self.on_error: Callable[[BaseException], None] | None = None
+        self.slowness = Lasting(1.0)
+        """How many times as long its work takes."""
         self.meeting: Meeting | None = None
         """The one that the running item takes part in."""
         self._clock = clock
@@ -117,13 +120,13 @@ class EmulatedStream:
 
     def take(self, lasts_ns: int) -> None:
         """The running work keeps the device for so long."""
-        self._lasts_ns += lasts_ns
+        self._lasts_ns += round(lasts_ns * self.slowness.now)
 
     def meet(self, meeting: Meeting, lasts_ns: int) -> None:
         """The running work ends with `meeting`, which needs `lasts_ns` once all are there."""
         assert self.meeting is None, "one meeting per item"
         self.meeting = meeting
-        self._lasts_ns += lasts_ns
+        self._lasts_ns += round(lasts_ns * self.slowness.now)
 
     # --- what the interpreter calls
 

@@ -12,6 +12,9 @@ from resihp.wire.messages import AskWhere, At, Beat, Fault, Trouble
 
 __all__ = ["Liveness"]
 
+FATAL = ("kill", "stopped", "exit", "exception", "kill_supervisor")
+"""Faults after which a rank is lost at once: its detection is measured from them."""
+
 
 class Liveness:
     """Of all ranks."""
@@ -39,7 +42,8 @@ class Liveness:
 
     def fault(self, rank: int, message: Fault) -> None:
         """What hits `rank`, from whoever brings it about."""
-        self._core.book.hit(rank, message.at_s)
+        if message.kind in FATAL:
+            self._core.book.hit(rank, message.at_s)
         self._core.log(
             "fault",
             rank=rank,
