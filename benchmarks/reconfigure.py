@@ -49,9 +49,9 @@ class RestlessCoordinator(Coordinator):
     def tick(self, now_s: float) -> list[Action]:
         restless = self.generation < NUM_GENERATIONS
         if self.phase is Phase.RUNNING and restless and self._draw.random() < PROBABILITY:
-            self._now_s = now_s
-            self._log("restless")
-            self._close()
+            self._core.now_s = now_s
+            self._core.log("restless")
+            self._membership.close()
         return super().tick(now_s)
 
 
