@@ -5,8 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from resihp.wire.messages import Message, Observed, StepRecord
+from resihp.wire.quorum import Entry
 
-__all__ = ["Action", "End", "Evict", "Log", "PlanMade", "Say", "Seen", "Send", "StepCommitted"]
+__all__ = [
+    "Action",
+    "Decide",
+    "End",
+    "Evict",
+    "Log",
+    "PlanMade",
+    "Say",
+    "Seen",
+    "Send",
+    "StepCommitted",
+]
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -14,6 +26,15 @@ class Send(msgspec.Struct, frozen=True):
 
     rank: int
     message: Message
+
+
+class Decide(msgspec.Struct, frozen=True):
+    """Have a generation decided on, then say so with `Coordinator.decided`.
+
+    The entry lacks what only the lead knows: term, electors and voters.
+    """
+
+    entry: Entry
 
 
 class Evict(msgspec.Struct, frozen=True):
@@ -64,4 +85,4 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Send | Evict | Log | PlanMade | StepCommitted | Seen | Say | End
+Action = Send | Decide | Evict | Log | PlanMade | StepCommitted | Seen | Say | End

@@ -2,10 +2,13 @@
 
 Pure protocol logic: messages and ticks in, actions out; no socket, no clock of its own.
 
-    STARTING --all ready--> OPENING --all joined--> RUNNING --all finished--> STOPPING
-                               ^                       |
-                               |                   rank lost (in any phase)
-                               +----- SETTLING <-------+
+    STARTING --all ready--> PROPOSING --decided--> OPENING --all joined--> RUNNING --> STOPPING
+                               ^                                             |   all finished
+                               |                            rank lost (in any phase)
+                               +---------------- SETTLING <------------------+
+                                                     ^
+    RESUMING --not all run it------------------------+     (another coordinator led before)
+        +------all run it--> RUNNING
 
 A loss closes the generation: survivors stop work at once, settle on one version of the state,
 get a new verified plan, rebuild their groups, move shards, and run again (DESIGN §5, §6).
@@ -14,14 +17,18 @@ Each part has a room of its own in `coordination`; here are only the ways into t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from resihp.config import JobConfig
 from resihp.monitor.actions import Action
 from resihp.monitor.coordination.core import Core
+from resihp.monitor.coordination.deciding import Deciding
 from resihp.monitor.coordination.liveness import Liveness
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.opening import Opening
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.planning import Planning
+from resihp.monitor.coordination.resuming import Resuming
 from resihp.monitor.coordination.running import Running
 from resihp.monitor.coordination.settling import Settling
 from resihp.monitor.coordination.starting import Starting
@@ -46,6 +53,7 @@ from resihp.wire.messages import (
     StoreOpened,
     Trouble,
 )
+from resihp.wire.quorum import Entry
 
 __all__ = ["Coordinator", "Phase"]
 
@@ -60,9 +68,11 @@ class Coordinator:
         self._liveness = Liveness(core, self._membership, progress)
         self._running = Running(core, self._membership, progress)
         self._opening = Opening(core, secret, self._membership, self._running)
-        self._planning = Planning(core, planner, self._opening)
+        self._deciding = Deciding(core, self._opening)
+        self._planning = Planning(core, planner, self._deciding)
         self._settling = Settling(core, self._membership, self._running, self._planning)
         self._starting = Starting(core, self._planning)
+        self._resuming = Resuming(core, self._membership, self._running)
 
     # --- inputs
 
@@ -81,6 +91,23 @@ class Coordinator:
         core.now_s = now_s
         if rank in core.alive and core.phase is not Phase.STOPPING:
             self._membership.disconnected(rank)
+        return core.take()
+
+    def resume(self, entry: Entry, records: Sequence[StepRecord], now_s: float) -> list[Action]:
+        """Take over from another coordinator, whose newest decided entry is `entry`.
+
+        `records`: of the steps that are known to be committed, from the first one on.
+        """
+        core = self._core
+        core.now_s = now_s
+        self._resuming.resume(entry, records)
+        return core.take()
+
+    def decided(self, generation: int, now_s: float) -> list[Action]:
+        """A quorum has accepted the entry of `generation`."""
+        core = self._core
+        core.now_s = now_s
+        self._deciding.decided(generation)
         return core.take()
 
     def hit(self, rank: int, at_s: float) -> None:
@@ -104,13 +131,15 @@ class Coordinator:
         match core.phase:
             case Phase.STARTING:
                 self._starting.tick(waited_s)
+            case Phase.RESUMING if waited_s > core.timing.silent_s:
+                self._resuming.expired(waited_s)
             case Phase.SETTLING:
                 self._settling.tick(waited_s)
             case Phase.OPENING if waited_s > core.timing.join_s:
                 self._opening.expired(waited_s)
             case Phase.OPENING | Phase.RUNNING:
                 self._liveness.tick()
-            case Phase.STOPPING:
+            case Phase.RESUMING | Phase.PROPOSING | Phase.STOPPING:
                 pass
         if core.phase is not Phase.STOPPING:
             self._liveness.check_silence()
@@ -121,12 +150,14 @@ class Coordinator:
         match message:
             case Ready():
                 self._starting.ready(rank, message)
+                self._settling.check()
             case ExecutorStarted():
                 self._core.log("executor_started", rank=rank, pid=message.pid)
             case ExecutorExited():
                 self._membership.exited(rank, message)
             case Beat():
                 self._liveness.beat(rank, message)
+                self._resuming.beat(rank, message)
             case Fault():
                 self._liveness.fault(rank, message)
             case Trouble():
@@ -137,8 +168,10 @@ class Coordinator:
                 self._settling.settled(rank, message)
             case StoreOpened():
                 self._opening.store_opened(message)
+                self._resuming.store_opened(message)
             case Joined():
                 self._opening.joined(rank, message)
+                self._resuming.joined(rank, message)
             case StepDone():
                 self._running.committed(message.record, message.generation)
             case Observed():

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from resihp.config import JobConfig, resolved
 from resihp.monitor.actions import (
     Action,
+    Decide,
     End,
     Evict,
     Log,
@@ -286,6 +287,9 @@ class CoordinatorServer:
                 case Send(rank, message):
                     if rank in self._channels:
                         self._channels[rank].send(message)
+                case Decide(entry):
+                    now_s = self._clock.now_s()
+                    self._perform(self._coordinator.decided(entry.generation, now_s))
                 case Log(kind, fields):
                     self._run_dir.event(kind, fields, self._clock.now_s())
                 case PlanMade(generation, text, cause):

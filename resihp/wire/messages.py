@@ -42,6 +42,8 @@ __all__ = [
     "Refused",
     "Reply",
     "Request",
+    "Resend",
+    "Respawn",
     "Sealed",
     "Settled",
     "Start",
@@ -376,6 +378,16 @@ class Fence(_Message, frozen=True, kw_only=True):
     reason: str
 
 
+class Respawn(_Message, frozen=True, kw_only=True):
+    """The supervisor must start a fresh executor; one that still runs is killed first."""
+
+
+class Resend(_Message, frozen=True, kw_only=True):
+    """The supervisor must say again what its executor said last, steps from `from_step` on."""
+
+    from_step: int
+
+
 class Stop(_Message, frozen=True, kw_only=True):
     """The job is over; everybody ends with `exit_code`."""
 
@@ -451,6 +463,8 @@ Message = (
     | AskWhere
     | Request
     | Fence
+    | Respawn
+    | Resend
     | Stop
     | KillRank
     | Inject

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,13 +17,14 @@ from resihp.config import (
 from resihp.ir.expand import expand
 from resihp.ir.parser import parse
 from resihp.ir.program_bytes import decode_program
-from resihp.monitor.actions import Action, End, Send
+from resihp.monitor.actions import Action, Decide, End, Send
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.wire.address import LOOPBACK, Address
 from resihp.wire.clock import ManualClock
 from resihp.wire.messages import (
     Close,
+    Commit,
     Deploy,
     ExecutorExited,
     Finished,
@@ -35,6 +36,7 @@ from resihp.wire.messages import (
     StepRecord,
     StoreOpened,
 )
+from resihp.wire.quorum import Entry
 from resihp.wire.timing import Timing
 
 SECRET = b"s" * 32
@@ -123,6 +125,7 @@ def settled(
     voted: int | None = None,
     updates: int | None = None,
     record: StepRecord | None = None,
+    layouts: tuple[int, ...] | None = None,
 ) -> Settled:
     voted = version if voted is None else voted
     if record is None and voted > 0:
@@ -133,7 +136,7 @@ def settled(
         voted=voted,
         updates=version if updates is None else updates,
         record=record,
-        layouts=tuple(range(generation)),
+        layouts=tuple(range(generation)) if layouts is None else layouts,
         noticed_s=0.0,
     )
 
@@ -149,6 +152,8 @@ class Desk:
         )
         self.timing = Timing.from_detect_within(self.job.job.detect_within_s)
         self.actions: list[Action] = []
+        self.decides = True
+        """Whether whatever is proposed is decided at once, as where one node votes."""
 
     @property
     def phase(self) -> Phase:
@@ -175,7 +180,18 @@ class Desk:
 
     def say(self, rank: int, message: Message) -> None:
         """`rank` says something."""
-        self.actions += self.coordinator.receive(rank, message, self.clock.now_s())
+        self.do(self.coordinator.receive(rank, message, self.clock.now_s()))
+
+    def do(self, actions: list[Action]) -> None:
+        """Keep what was wanted done."""
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, Decide) and self.decides:
+                self.decide(action.entry.generation)
+
+    def decide(self, generation: int) -> None:
+        """A quorum has it."""
+        self.do(self.coordinator.decided(generation, self.clock.now_s()))
 
     def say_all(self, message: Message) -> None:
         """Every rank that is alive says the same."""
@@ -184,14 +200,14 @@ class Desk:
 
     def gone(self, rank: int) -> None:
         """The supervisor of `rank` is gone."""
-        self.actions += self.coordinator.disconnected(rank, self.clock.now_s())
+        self.do(self.coordinator.disconnected(rank, self.clock.now_s()))
 
     def wait(self, seconds: float, *, beats: Message | None = None) -> None:
         """Time passes; everybody alive says `beats` at the end of it, before the tick."""
         self.clock.advance(seconds)
         if beats is not None:
             self.say_all(beats)
-        self.actions += self.coordinator.tick(self.clock.now_s())
+        self.do(self.coordinator.tick(self.clock.now_s()))
 
     def all_of(self, kind: type[M]) -> list[M]:
         """All actions of one kind."""
@@ -218,6 +234,32 @@ class Desk:
             else:
                 assert not deploy.program
         return alike[0]
+
+    def proposed(self) -> list[Entry]:
+        """All entries that were to be decided."""
+        return [action.entry for action in self.all_of(Decide)]
+
+    def entry(self, generation: int = 1, *, base: int = 0, version: int = 0) -> Entry:
+        """What a coordinator may have had decided before this one came."""
+        plan = CachedPlanner(self.job).initial().text
+        record = record_of(version - 1) if version else None
+        return Entry(
+            term=1,
+            generation=generation,
+            electors=(0,),
+            voters=(0,),
+            plan=plan,
+            base=base,
+            base_plan=plan if base else "",
+            commit=Commit(version=version, updates=version, record=record),
+            alive=tuple(self.world),
+            lost=(),
+            cause="before",
+        )
+
+    def take_over(self, entry: Entry, records: Sequence[StepRecord] = ()) -> None:
+        """This coordinator goes on from `entry`."""
+        self.do(self.coordinator.resume(entry, records, self.clock.now_s()))
 
     # --- the usual course of things
 
@@ -253,6 +295,10 @@ class Desk:
 
     def bring_to(self, phase: Phase) -> None:
         """From the start to `phase` on the shortest way; SETTLING costs rank 3."""
+        if phase is Phase.RESUMING:
+            self.take_over(self.entry())
+            return
+        self.decides = phase is not Phase.PROPOSING
         if phase is not Phase.STARTING:
             self.get_ready()
         if phase in (Phase.RUNNING, Phase.SETTLING, Phase.STOPPING):

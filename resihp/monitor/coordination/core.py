@@ -38,11 +38,15 @@ class Core:
         self.alive: set[int] = set(range(job.parallel.world))
         self.lost: list[int] = []
         self.ready: dict[int, Ready] = {}
+        self.has_resumed = False
+        """Another coordinator led before; it may know steps that this one does not."""
         self.generation = 0
         self.base = 0
         """The generation whose layout all survivors hold; 0: parameters as initialised."""
         self.base_plan: VerifiedPlan | None = None
         self.plan: VerifiedPlan | None = None
+        self.perhaps_base: tuple[int, VerifiedPlan] | None = None
+        """Where another coordinator may have said go, which dropped the layout of `base`."""
         self.round = Round()
         self.records: list[StepRecord] = []
         self.last_step_s = now_s
@@ -54,6 +58,16 @@ class Core:
     def settle_bound_s(self) -> float:
         """How long a survivor may take to leave its generation."""
         return self.timing.settle_bound_s(self.longest_step_s if self.records else None)
+
+    @property
+    def bases(self) -> dict[int, VerifiedPlan | None]:
+        """Layouts that all survivors may hold, with their plans; the older one first."""
+        bases = {self.base: self.base_plan}
+        return bases if self.perhaps_base is None else bases | dict((self.perhaps_base,))
+
+    def settle_on(self, base: int, plan: VerifiedPlan | None) -> None:
+        """All hold the layout of generation `base`, whose plan is `plan`."""
+        self.base, self.base_plan, self.perhaps_base = base, plan, None
 
     def opens(self, generation: int) -> bool:
         """Whether `generation` is the one that opens now."""
@@ -71,6 +85,17 @@ class Core:
             self.send(rank, Stop(reason=reason, exit_code=exit_code))
         self.log("stop", reason=reason, exit_code=exit_code)
         self.do(End(exit_code, reason))
+
+    def keep_record(self, record: StepRecord) -> bool:
+        """Of a committed step; whether it is news.
+
+        Steps that nobody told this coordinator of, since another one led then, say nothing.
+        """
+        if record.step < len(self.records):
+            return False
+        self.records += [StepRecord.empty(step) for step in range(len(self.records), record.step)]
+        self.records.append(record)
+        return True
 
     # --- actions
 

@@ -61,10 +61,10 @@ class Membership:
         )
         self.close()
 
-    def close(self) -> None:
-        """Everybody leaves the running generation."""
+    def close(self, *, at_least: int = 0) -> None:
+        """Everybody leaves the running generation, for the next or for `at_least`."""
         core = self._core
-        core.generation += 1
+        core.generation = max(core.generation + 1, at_least)
         core.round = Round()
         if not core.alive:
             core.stop("no rank is left", NoFeasiblePlan.exit_code)

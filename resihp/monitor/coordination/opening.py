@@ -74,7 +74,7 @@ class Opening:
         if differing:
             core.stop(f"replicas of the same shard differ after recovery: {differing}", 1)
             return
-        core.base, core.base_plan = core.generation, core.plan
+        core.settle_on(core.generation, core.plan)
         self._running.begin()
         core.broadcast(Go(generation=core.generation))
         hashes = {name: h for each in joined.values() for name, h in each.hashes.items()}

@@ -11,7 +11,9 @@ class Phase(enum.Enum):
     """Of the coordinator."""
 
     STARTING = "starting"
+    RESUMING = "resuming"
     SETTLING = "settling"
+    PROPOSING = "proposing"
     OPENING = "opening"
     RUNNING = "running"
     STOPPING = "stopping"

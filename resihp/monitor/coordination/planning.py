@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from resihp.errors import NoFeasiblePlan, PlanRejected
-from resihp.monitor.actions import PlanMade
 from resihp.monitor.coordination.core import Core
-from resihp.monitor.coordination.opening import Opening
+from resihp.monitor.coordination.deciding import Deciding
 from resihp.monitor.incident import listed
 from resihp.monitor.planner import Planner, VerifiedPlan
-from resihp.wire.messages import StepRecord
+from resihp.wire.messages import Commit, StepRecord
 
 __all__ = ["Planning"]
 
 
 class Planning:
-    """Makes a plan for those who are alive, and has it opened."""
+    """Makes a plan for those who are alive, and has it decided on."""
 
-    def __init__(self, core: Core, planner: Planner, opening: Opening) -> None:
+    def __init__(self, core: Core, planner: Planner, deciding: Deciding) -> None:
         self._core = core
         self._planner = planner
-        self._opening = opening
+        self._deciding = deciding
 
     def go_on(self, cause: str, version: int, record: StepRecord | None, updates: int) -> None:
         """Open a generation from `version`, whose last step is `record`."""
@@ -35,11 +34,8 @@ class Planning:
             return
         if core.generation == 0:
             core.generation = 1
-        core.plan = plan
-        core.do(PlanMade(core.generation, plan.text, cause))
-        if plan.decision is not None:
-            core.log("decision", generation=core.generation, **plan.decision)
-        self._opening.deploy(plan, version, record, updates)
+        commit = Commit(version=version, updates=updates, record=record)
+        self._deciding.propose(plan, cause, commit)
 
     def _make(self, version: int) -> VerifiedPlan:
         previous = self._core.base_plan or self._planner.initial()

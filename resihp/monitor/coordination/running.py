@@ -42,10 +42,9 @@ class Running:
     def committed(self, record: StepRecord, generation: int) -> None:
         """A step that some rank committed counts, also if its generation is closed."""
         core = self._core
-        if record.step != len(core.records):
-            assert record.step < len(core.records), "a step was skipped"
+        assert record.step <= len(core.records) or core.has_resumed, "a step was skipped"
+        if not core.keep_record(record):
             return
-        core.records.append(record)
         self._membership.progressed()
         core.longest_step_s = max(core.longest_step_s, record.duration_s)
         core.last_step_s = core.now_s

@@ -30,12 +30,38 @@ class Settling:
         core = self._core
         if core.phase is not Phase.SETTLING or message.generation != core.generation:
             return
-        if core.base not in message.layouts:
-            self._membership.fence(rank, f"holds layouts {message.layouts}, not {core.base}")
+        if not core.bases.keys() & set(message.layouts):
+            bases = ", ".join(map(str, core.bases))
+            self._membership.fence(rank, f"holds layouts {message.layouts}, not {bases}")
             return
         core.round.settled[rank] = message
-        if core.round.settled.keys() == core.alive:
+        self.check()
+
+    def check(self) -> None:
+        """Go on once all have settled, and can be deployed to."""
+        core = self._core
+        if core.phase is not Phase.SETTLING or not core.ready.keys() >= core.alive:
+            return
+        if core.round.settled.keys() == core.alive and self._find_base():
             self._go_on()
+
+    def _find_base(self) -> bool:
+        """Which layout to go on from, where the coordinator before may or may not have said go.
+
+        The older one if all hold it. Whoever was told to go dropped that, and then all have the
+        newer one, since nobody is told before everybody joined.
+        """
+        core = self._core
+        states = core.round.settled
+        for base, plan in core.bases.items():
+            if all(base in state.layouts for state in states.values()):
+                core.settle_on(base, plan)
+                return True
+        newest = max(core.bases)
+        for rank, state in states.items():
+            if newest not in state.layouts:
+                self._membership.fence(rank, f"holds layouts {state.layouts}, not {newest}")
+        return False
 
     def _go_on(self) -> None:
         core = self._core

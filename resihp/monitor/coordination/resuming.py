@@ -1,0 +1,111 @@
+"""Taking over from another coordinator: what is decided, and whether it still runs.
+
+Training does not need a coordinator between failures. So where every member of the newest
+generation runs it, or has joined it, that generation is adopted, and nobody is interrupted.
+Otherwise it is closed, and survivors settle as after any loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resihp.ir.expand import expand
+from resihp.ir.parser import parse
+from resihp.monitor.coordination.core import Core
+from resihp.monitor.coordination.membership import Membership
+from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.coordination.running import Running
+from resihp.monitor.planner import VerifiedPlan
+from resihp.monitor.settlement import differing_shards
+from resihp.wire.messages import Beat, Go, Joined, Resend, StepRecord, StoreAt, StoreOpened
+from resihp.wire.quorum import Entry
+
+__all__ = ["Resuming"]
+
+
+class Resuming:
+    """From an entry to a generation that runs, or that settles."""
+
+    def __init__(self, core: Core, membership: Membership, running: Running) -> None:
+        self._core = core
+        self._membership = membership
+        self._running = running
+        self._runs: dict[int, bool] = {}
+        """Whether each rank that was heard runs the generation."""
+
+    def resume(self, entry: Entry, records: Sequence[StepRecord]) -> None:
+        """Go on from `entry`. `records`: of the steps that are known to be committed."""
+        core = self._core
+        core.has_resumed = True
+        core.alive = set(entry.alive)
+        core.lost = list(entry.lost)
+        core.generation = entry.generation
+        core.plan = _verified(entry.plan)
+        core.base = entry.base
+        core.base_plan = _verified(entry.base_plan) if entry.base else None
+        core.perhaps_base = entry.generation, core.plan
+        core.records[:] = records
+        if entry.commit.record is not None:
+            core.keep_record(entry.commit.record)
+        core.log("resumed", generation=entry.generation, term=entry.term, step=len(core.records))
+        core.enter(Phase.RESUMING)
+        for rank in range(core.job.parallel.world):
+            core.send(rank, Resend(from_step=len(core.records)))
+
+    def beat(self, rank: int, message: Beat) -> None:
+        """Whether `rank` runs the generation."""
+        if self._core.phase is not Phase.RESUMING:
+            return
+        self._runs[rank] = message.runs and message.generation == self._core.generation
+        if message.generation > self._core.generation:
+            self._membership.close(at_least=message.generation)
+        elif self._runs.keys() >= self._core.alive:
+            self._decide()
+
+    def joined(self, rank: int, message: Joined) -> None:
+        """`rank` has joined the generation, and may be waiting for the others."""
+        core = self._core
+        if core.phase is Phase.RESUMING and message.generation == core.generation:
+            core.round.joined[rank] = message
+
+    def store_opened(self, message: StoreOpened) -> None:
+        """Those who still join need it."""
+        core = self._core
+        if core.phase is Phase.RESUMING and message.generation == core.generation:
+            core.broadcast(StoreAt(generation=message.generation, address=message.address))
+
+    def expired(self, waited_s: float) -> None:
+        """Some rank was not heard: its generation cannot be judged, so it ends."""
+        missing = sorted(self._core.alive - self._runs.keys())
+        self._core.log("not_heard", ranks=missing, waited_s=waited_s)
+        self._close()
+
+    def _decide(self) -> None:
+        core = self._core
+        running = {rank for rank in core.alive if self._runs[rank]}
+        if running | core.round.joined.keys() < core.alive:
+            self._close()
+        elif not running and differing_shards(core.round.joined):
+            self._close()  # whoever opens the next generation finds it again, and says so
+        else:
+            self._adopt(waiting=core.alive - running)
+
+    def _adopt(self, waiting: set[int]) -> None:
+        core = self._core
+        assert core.plan is not None
+        core.log("adopted", generation=core.generation, waiting=sorted(waiting))
+        programs = {rank: expand(core.plan.plan, rank) for rank in core.plan.plan.active_ranks}
+        self._running.expect(programs)
+        core.settle_on(core.generation, core.plan)
+        self._running.begin()
+        for rank in sorted(waiting):
+            core.send(rank, Go(generation=core.generation))
+
+    def _close(self) -> None:
+        self._core.log("not_adopted", generation=self._core.generation)
+        self._membership.close()
+
+
+def _verified(text: str) -> VerifiedPlan:
+    """A plan of an entry: it was verified before it was proposed."""
+    return VerifiedPlan(text, parse(text).plan)

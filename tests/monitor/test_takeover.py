@@ -1,0 +1,199 @@
+"""A coordinator that takes over: what it proposes, what it adopts, and what it closes."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_cases import Desk, exited, ready, record_of, settled
+
+from resihp.monitor.actions import Log, PlanMade, StepCommitted
+from resihp.monitor.coordinator import Phase
+from resihp.wire.address import Address
+from resihp.wire.messages import (
+    Beat,
+    Close,
+    Deploy,
+    Finished,
+    Go,
+    Joined,
+    Resend,
+    StepDone,
+    StoreAt,
+    StoreOpened,
+)
+
+
+def runs(generation: int = 1, *, is_running: bool = True) -> Beat:
+    return Beat(step=0, instruction=0, generation=generation, runs=is_running)
+
+
+def joined(generation: int = 1, digest: str = "x") -> Joined:
+    return Joined(generation=generation, hashes={"layer 0": digest}, moved_bytes=0)
+
+
+# --- deciding
+
+
+def test_nothing_is_deployed_before_it_is_decided():
+    """The entry says all that a successor needs; the plan is kept once it is decided."""
+    desk = Desk()
+    desk.bring_to(Phase.PROPOSING)
+    (entry,) = desk.proposed()
+    assert not desk.sent(Deploy)
+    assert not desk.all_of(PlanMade)
+    desk.decide(1)
+    assert desk.phase is Phase.OPENING
+    assert desk.last_deploy().plan == entry.plan
+    assert (entry.generation, entry.base, entry.alive) == (1, 0, tuple(desk.world))
+
+
+def test_a_plan_that_is_decided_too_late_is_not_deployed():
+    """A rank was lost meanwhile; the generation after it has a plan of its own."""
+    desk = Desk()
+    desk.bring_to(Phase.PROPOSING)
+    desk.say(3, exited())
+    desk.decide(1)
+    assert not desk.sent(Deploy)
+    desk.settle()
+    assert [entry.generation for entry in desk.proposed()] == [1, 2]
+    assert 3 in desk.proposed()[-1].lost
+    desk.decide(2)
+    assert desk.last_deploy().generation == 2
+
+
+# --- adopting
+
+
+def test_a_generation_that_all_run_goes_on_untouched():
+    """Nobody is told to leave or to go; only what ranks said last is asked for again."""
+    desk = Desk()
+    desk.take_over(desk.entry(3, base=2, version=1))
+    assert desk.sent(Resend) == [(rank, Resend(from_step=1)) for rank in desk.world]
+    desk.say_all(runs(3))
+    assert desk.phase is Phase.RUNNING
+    assert not desk.sent(Close) + desk.sent(Go)
+    desk.step(1)
+    assert [action.record.step for action in desk.all_of(StepCommitted)] == [1]
+
+
+def test_who_waits_in_an_adopted_generation_is_told_to_go():
+    """The coordinator before died while it said so."""
+    desk = Desk()
+    desk.take_over(desk.entry())
+    desk.say(0, joined())
+    desk.say(1, joined())
+    desk.say(0, runs(is_running=False))
+    desk.say(1, runs(is_running=False))
+    desk.say(2, runs())
+    assert desk.phase is Phase.RESUMING
+    desk.say(3, runs())
+    assert desk.phase is Phase.RUNNING
+    assert [rank for rank, _ in desk.sent(Go)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "odd", [runs(2), runs(4), runs(is_running=False)], ids=["older", "newer", "left"]
+)
+def test_a_generation_that_one_rank_does_not_run_is_closed(odd: Beat):
+    """For one that nobody was told of yet."""
+    desk = Desk()
+    desk.take_over(desk.entry(3, base=2))
+    for rank in desk.world[:-1]:
+        desk.say(rank, runs(3))
+    desk.say(desk.world[-1], odd)
+    assert desk.phase is Phase.SETTLING
+    assert desk.closed() == list(desk.world)
+    assert desk.generation >= max(4, odd.generation)
+
+
+def test_replicas_that_joined_differently_are_not_adopted():
+    """All joined and nobody runs: the check before go is still to be made."""
+    desk = Desk()
+    desk.take_over(desk.entry())
+    for rank in desk.world:
+        desk.say(rank, joined(digest=str(rank)))
+        desk.say(rank, runs(is_running=False))
+    assert desk.phase is Phase.SETTLING
+
+
+def test_a_generation_is_closed_where_a_rank_is_not_heard():
+    """Or where one is lost: then as after any loss."""
+    for how in ("silent", "lost"):
+        desk = Desk()
+        desk.take_over(desk.entry())
+        for rank in desk.world[:-1]:
+            desk.say(rank, runs())
+        if how == "lost":
+            desk.say(3, exited())
+        else:
+            desk.wait(desk.timing.silent_s + 1, beats=None)
+        assert desk.phase is Phase.SETTLING
+
+
+def test_the_store_is_told_again_to_those_who_still_join():
+    """What the coordinator before passed on may not have arrived."""
+    desk = Desk()
+    desk.take_over(desk.entry())
+    desk.say(0, StoreOpened(generation=1, address=Address("127.0.0.1", 7)))
+    assert [rank for rank, _ in desk.sent(StoreAt)] == list(desk.world)
+
+
+# --- settling after a takeover
+
+
+@pytest.mark.parametrize(
+    ("layouts", "base"), [((2, 3), 2), ((2,), 2), ((3,), 3)], ids=["joined", "not yet", "gone"]
+)
+def test_survivors_go_on_from_a_layout_that_all_hold(layouts: tuple[int, ...], base: int):
+    """The coordinator before may have let the generation go, and its word may have arrived."""
+    desk = Desk()
+    desk.take_over(desk.entry(3, base=2))
+    desk.say_all(ready())
+    desk.say(3, exited())
+    for rank in desk.alive:
+        both = (2, 3) if rank and base == 2 else layouts
+        desk.say(rank, settled(4, layouts=both))
+    assert desk.last_deploy().base == base
+
+
+def test_nobody_is_deployed_to_before_it_said_where_it_is_reached():
+    """A new coordinator does not know that; ranks say it again."""
+    desk = Desk()
+    desk.take_over(desk.entry())
+    desk.say(3, exited())
+    desk.settle()
+    assert not desk.proposed()
+    desk.say_all(ready())
+    assert desk.phase is Phase.OPENING
+
+
+def test_steps_that_another_coordinator_saw_leave_a_gap_and_nothing_else():
+    """They are committed on all ranks, and counted; nobody reports them twice."""
+    desk = Desk()
+    desk.take_over(desk.entry())
+    desk.say_all(runs())
+    desk.step(2)
+    assert [action.record.step for action in desk.all_of(StepCommitted)] == [2]
+    assert [record.step for record in desk.coordinator.records] == [0, 1, 2]
+    desk.say(3, exited())
+    desk.say_all(ready())
+    desk.settle(3)
+    assert desk.last_deploy().commit.version == 3
+
+
+def test_a_job_that_was_finished_while_nobody_led_ends():
+    """All ranks say so again."""
+    desk = Desk()
+    desk.take_over(desk.entry())
+    desk.say_all(StepDone(generation=1, record=record_of(3)))
+    desk.say_all(Finished(generation=1))
+    assert desk.end is not None
+    assert (desk.end.exit_code, desk.end.reason) == (0, "finished")
+
+
+def test_a_takeover_is_told_in_the_events():
+    """With the generation, and whether it was adopted."""
+    desk = Desk()
+    desk.take_over(desk.entry())
+    desk.say_all(runs())
+    kinds = [action.kind for action in desk.all_of(Log)]
+    assert kinds == ["resumed", "adopted"]
