@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from resihp.checkpoint.disk import open_folder
+from resihp.checkpoint.disk import Folder, open_folder
 from resihp.checkpoint.manifest import Chunk, Manifest, data_name
 from resihp.checkpoint.versions import chunk_places, read_chunk, read_manifest, read_parts
 from resihp.errors import CheckpointRefused
@@ -183,7 +184,7 @@ class VersionReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """See `StorageReader`. CheckpointRefused where the version is not complete and whole."""
         try:
-            with open_folder(self._version) as folder:
+            with self._open() as folder:
                 self.manifest = read_manifest(folder)
                 parts = read_parts(folder, self.manifest)
         except OSError as error:
@@ -224,7 +225,7 @@ class VersionReader(StorageReader):
         for item in plan.items:
             place = self._places[item.storage_index]
             of_file.setdefault(place.rank, {}).setdefault(place, []).append(item)
-        with open_folder(self._version) as folder:
+        with self._open() as folder:
             for rank, chunks in sorted(of_file.items()):
                 with folder.reading(data_name(rank)) as file:
                     for place in sorted(chunks, key=lambda each: each.at):
@@ -233,6 +234,15 @@ class VersionReader(StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    @contextmanager
+    def _open(self) -> Generator[Folder]:
+        """The version's directory, which must be none by a link."""
+        with (
+            open_folder(self._version.parent) as parent,
+            parent.inside(self._version.name) as folder,
+        ):
+            yield folder
 
     def _read(self, file: int, place: _Place, where: str) -> Tensor:
         chunk = place.chunk

@@ -202,8 +202,12 @@ def write_part(
             results = writer.write_data(share.plan, _Planner(copies)).wait()
             part = _part(step, share.plan, results, shapes)
             raw = encode(part)
-            go_on()
-            folder.write_new(part_name(rank), [raw])
+            try:
+                go_on()
+                folder.write_new(part_name(rank), [raw])
+            except BaseException:
+                folder.unlink(data_name(rank))  # of no use, and the disk may be full
+                raise
             folder.sync()
     return PartFile(
         rank=rank, part_bytes=len(raw), part_sha256=sha256(raw), data_bytes=part.num_bytes
