@@ -10,7 +10,17 @@ from collections.abc import Callable
 from typing import cast
 
 from resihp.ir.lines import Budget
-from resihp.ir.model import Batch, Group, LayerRange, Level, Mesh, ModelShape, Precision, Resume
+from resihp.ir.model import (
+    Batch,
+    Group,
+    LayerRange,
+    Level,
+    Mesh,
+    MicroBatch,
+    ModelShape,
+    Precision,
+    Resume,
+)
 from resihp.ir.statements import (
     NAME,
     Lost,
@@ -35,6 +45,8 @@ __all__ = ["read_statement"]
 _NUMBER = r"(0|[1-9][0-9]{0,8})"
 _INTERVAL = r"(?:0|[1-9][0-9]{0,8})(?:\.\.(?:0|[1-9][0-9]{0,8}))?"
 _LIST = rf"({_INTERVAL}(?:,{_INTERVAL})*)"
+_AT_HOME = rf"{_INTERVAL}(?:@(?:0|[1-9][0-9]{{0,8}}))?"
+_KEPT = rf"({_AT_HOME}(?:,{_AT_HOME})*)"
 _SIZE = r"(0|[1-9][0-9]{0,14})(KiB|MiB|GiB)?"
 _NAME = rf"({NAME.pattern})"
 _SHAPE = " ".join(f"{key}={_NUMBER}" for key in ModelShape.__struct_fields__[1:])
@@ -58,6 +70,18 @@ def _group(found: _Found, budget: Budget) -> Group | None:
     if layers is None or ranks is None:
         return None
     return Group(replica=int(replica), pp=int(pp), ranks=ranks, layers=layers)
+
+
+def _resume(found: _Found, budget: Budget) -> Resume | None:
+    step, listed = found.groups()
+    keep: list[MicroBatch] = []
+    for part in () if listed is None else listed.split(","):
+        interval, _, home = part.partition("@")
+        numbers = _numbers(interval, budget)
+        if numbers is None:
+            return None
+        keep += [MicroBatch(int(home or 0), number) for number in numbers]
+    return Resume(step=int(step), keep=tuple(keep))
 
 
 def _stream(found: _Found, budget: Budget) -> StreamHead | None:
@@ -133,9 +157,7 @@ _KINDS = {
     "transport": _kind(f"transport (?:(edge|pair|rank)|eager={_SIZE})", _transport),
     "precision": _kind("precision (fp32|bf16)", _precision),
     "recompute": _kind(rf"recompute {_LIST}", _recompute),
-    "resume": _kind(
-        f"resume step={_NUMBER} keep=none", lambda found, _: Resume(step=int(found[1]))
-    ),
+    "resume": _kind(f"resume step={_NUMBER} keep=(?:none|{_KEPT})", _resume),
     "reconfigure": _kind("reconfigure", lambda _, __: ReconfigureHead()),
     "run": _kind("run", lambda _, __: RunHead()),
 }

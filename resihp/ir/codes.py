@@ -161,6 +161,11 @@ CODES: dict[str, Code] = {
         "Ranks would not agree on what they keep in memory, and a stage that was meant to keep "
         "little would keep all.",
     ),
+    "RHP112": Code(
+        "micro-batch kept twice",
+        "`keep` of the `resume` line names each micro-batch once.",
+        "The line was meant to name another one, which would be redone or lost.",
+    ),
     # --- topology ---------------------------------------------------------------------------
     "RHP201": Code(
         "rank in two places",
@@ -239,6 +244,11 @@ CODES: dict[str, Code] = {
         "backward away from its forward",
         "B and W need the activations that F left, so they run where F ran.",
         "The other rank has no activations of it, so there is nothing to differentiate.",
+    ),
+    "RHP307": Code(
+        "kept micro-batch runs again",
+        "What the `resume` line keeps is done at every stage; no instruction may compute it.",
+        "Its gradient would be counted twice.",
     ),
     # --- data flow --------------------------------------------------------------------------
     "RHP401": Code(
@@ -526,6 +536,14 @@ CODES: dict[str, Code] = {
         "plan, or `returned`, back with nothing.",
         "What the rank itself holds is as new or newer than its snapshot: state would go back "
         "by a step on some ranks alone.",
+    ),
+    "RHP812": Code(
+        "kept gradient is gone",
+        "A micro-batch that is kept has its gradient, at each stage, in the ranks of the group "
+        "that computed it in the previous plan. All of them must be alive and form the same group "
+        "with the same layers. (What the previous plan kept itself lies in one of its groups of "
+        "each stage, so one of them must be the same.)",
+        "Its share would be missing from the gradient of the global batch.",
     ),
     # --- lint -------------------------------------------------------------------------------
     "RHP901": Code(

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from resihp.ir.lines import BLANKS, Budget, LineError, did_you_mean, quote
-from resihp.ir.model import GroupName, LayerRange
-from resihp.ir.trees import intervals, listed, place, refuse, tokens, trees
+from resihp.ir.model import GroupName, LayerRange, MicroBatch
+from resihp.ir.trees import intervals, listed, micro_batches, place, refuse, tokens, trees
 
 if TYPE_CHECKING:
     from lark import Token, Tree
 
 __all__ = ["KEYS", "Fields"]
 
-_Kind = Literal["number", "numbers", "range", "ranges", "place", "none"]
+_Kind = Literal["number", "numbers", "range", "ranges", "place", "kept"]
 
 KEYS: dict[str, dict[str, _Kind]] = {
     "model": dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "number"),
     "mesh": {"tp": "number", "pp": "number", "dp": "number"},
     "batch": {"microbatches": "number", "tokens": "number"},
-    "resume": {"step": "number", "keep": "none"},
+    "resume": {"step": "number", "keep": "kept"},
     "group": {"ranks": "numbers", "layers": "ranges"},
     "stream": {"dp": "numbers", "pp": "number"},
     "rank": {
@@ -43,6 +43,7 @@ _SAYS: dict[_Kind, str] = {
     "range": "a range such as `0..3`",
     "ranges": "ranges such as `0..3`",
     "place": "a group such as `dp0.pp1`",
+    "kept": "micro-batches such as `0,2@1`, or `none`",
 }
 
 
@@ -102,6 +103,11 @@ class Fields:
         """The value of a key that takes a group."""
         return place(self.values[key].token)
 
+    def kept(self, key: str) -> tuple[MicroBatch, ...]:
+        """The value of a key that takes micro-batches."""
+        numbers = self.values[key].numbers
+        return () if numbers is None else micro_batches(numbers, self.budget)
+
     def _numbers(self, key: str) -> Tree[Token]:
         numbers = self.values[key].numbers
         assert numbers is not None, "checked when the field was added"
@@ -118,12 +124,9 @@ def _value_of(attribute: Tree[Token]) -> _Value:
 
 def _check_value(value: _Value, kind: _Kind) -> None:
     key = str(value.key)
-    if kind == "none":
-        if value.token.type != "NONE":
-            refuse(
-                value.token,
-                "`keep` can only be `none`: an interrupted iteration is redone in full",
-            )
+    if kind == "kept":
+        if value.token.type == "PLACE":
+            refuse(value.token, f"`{key}` needs {_SAYS[kind]}")
         return
     if (kind == "place") != (value.token.type == "PLACE") or value.token.type == "NONE":
         refuse(value.token, f"`{key}` needs {_SAYS[kind]}")

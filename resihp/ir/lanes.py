@@ -270,6 +270,8 @@ def alike(plan: Plan) -> dict[int, tuple[int, ...]]:
         body = id(plan.streams[streams[name]].body) if name in streams else 0
         group = groups[name]
         held.setdefault(name.replica, []).append((name.pp, group.tp, group.layers, body))
+    # A shared stream lacks the same micro-batches everywhere, and not all need be kept.
+    keeps = plan.resume is not None and bool(plan.resume.keep)
     named: dict[int, set[int]] = {0: set()}
     """Replicas that each body names."""
     for stream in plan.streams:
@@ -278,7 +280,7 @@ def alike(plan: Plan) -> dict[int, tuple[int, ...]]:
     visited = frozenset[int]().union(*named.values())
     classes: dict[object, list[int]] = {}
     for replica, kind in held.items():
-        alone = replica in visited or any(named[body] for *_, body in kind)
+        alone = keeps or replica in visited or any(named[body] for *_, body in kind)
         classes.setdefault(replica if alone else tuple(kind), []).append(replica)
     return {members[0]: tuple(members) for members in classes.values()}
 

@@ -30,6 +30,7 @@ __all__ = [
     "Level",
     "Load",
     "Mesh",
+    "MicroBatch",
     "ModelShape",
     "Move",
     "Op",
@@ -187,10 +188,26 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan redoes the interrupted iteration `step`. Nothing done before is kept."""
+class MicroBatch(NamedTuple):
+    """A micro-batch of the global batch, written `number@home`, or `number` where home is 0."""
+
+    home: int
+    """The logical replica that it belongs to."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.number}@{self.home}" if self.home else str(self.number)
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The plan redoes the interrupted iteration `step`, but for the micro-batches in `keep`.
+
+    Their gradients are complete at every stage, on the groups that computed them; no stream runs
+    them again.
+    """
 
     step: int
+    keep: tuple[MicroBatch, ...] = ()
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

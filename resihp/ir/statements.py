@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from resihp.ir.model import (
     Level,
     Load,
     Mesh,
+    MicroBatch,
     ModelShape,
     Move,
     Op,
@@ -53,6 +55,7 @@ __all__ = [
     "keyword_of",
     "read_size",
     "spell_instr",
+    "spell_kept",
     "spell_layers",
     "spell_messages",
     "spell_numbers",
@@ -223,6 +226,18 @@ def spell_numbers(numbers: Sequence[int]) -> str:
     return ",".join(_spell_run(first, last) for first, last in _runs(numbers))
 
 
+def spell_kept(kept: Sequence[MicroBatch]) -> str:
+    """`0..3,5,0@1`, in the order given; `none` where there are none."""
+    parts: list[str] = []
+    for home, group in groupby(kept, key=lambda each: each.home):
+        at = f"@{home}" if home else ""
+        for first, last in _runs(each.number for each in group):
+            is_long = last - first >= 2
+            spelled = [f"{first}..{last}"] if is_long else map(str, range(first, last + 1))
+            parts += [f"{each}{at}" for each in spelled]
+    return ",".join(parts) or "none"
+
+
 def _spell_run(first: int, last: int) -> str:
     if last - first >= 2:
         return f"{first}..{last}"
@@ -316,7 +331,7 @@ def _operands(statement: Statement) -> tuple[str, ...]:
         case Mesh() | Batch():
             return tuple(_fields(statement))
         case Resume(step=step):
-            return (f"step={step}", "keep=none")
+            return (f"step={step}", f"keep={spell_kept(statement.keep)}")
         case Order(name):
             return (_spell_name(name),)
         case TransportName(name) | PrecisionName(name):

@@ -177,7 +177,7 @@ def _keyed(tree: Tree[Token], fields: Fields) -> Statement:
         case "stream":
             return StreamHead(fields.numbers("dp"), fields.number("pp"))
         case "resume":
-            return Resume(step=fields.number("step"))
+            return Resume(step=fields.number("step"), keep=fields.kept("keep"))
         case "model":
             numbers = {key: fields.number(key) for key in KEYS["model"]}
             return ModelShape(name=str(tokens(tree)[0]), **numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from typing import Literal, NamedTuple, NoReturn
@@ -9,7 +10,7 @@ from typing import Literal, NamedTuple, NoReturn
 from lark import Lark, Token, Tree
 
 from resihp.ir.lines import MAX_LISTED, MAX_NUMBER, Budget, LineError, quote
-from resihp.ir.model import GroupName
+from resihp.ir.model import GroupName, MicroBatch
 
 __all__ = [
     "STARTS",
@@ -17,6 +18,7 @@ __all__ = [
     "Start",
     "intervals",
     "listed",
+    "micro_batches",
     "number",
     "parse_tree",
     "place",
@@ -85,8 +87,25 @@ class Interval(NamedTuple):
 
 
 def intervals(numbers: Tree[Token]) -> list[Interval]:
-    """The intervals of a list; refuses one that runs backwards."""
-    found: list[Interval] = []
+    """The intervals of a list; refuses one that runs backwards or has a home."""
+    found = list(_with_homes(numbers))
+    for _, home in found:
+        if home is not None:
+            refuse(home, "`@` and a replica belong to micro-batches alone")
+    return [interval for interval, _ in found]
+
+
+def micro_batches(numbers: Tree[Token], budget: Budget) -> tuple[MicroBatch, ...]:
+    """The micro-batches of a list such as `0..3,2@1`, in its order; refuses as `listed` does."""
+    found: list[MicroBatch] = []
+    for (first, last, token), at in _with_homes(numbers):
+        home = 0 if at is None else number(at)
+        _take(budget, last - first + 1, token)
+        found.extend(MicroBatch(home, each) for each in range(first, last + 1))
+    return tuple(found)
+
+
+def _with_homes(numbers: Tree[Token]) -> Iterator[tuple[Interval, Token | None]]:
     for tree in trees(numbers):
         ends = tokens(tree)
         first, last = number(ends[0]), number(ends[-1])
@@ -96,18 +115,21 @@ def intervals(numbers: Tree[Token]) -> list[Interval]:
                 f"the range {first}..{last} runs backwards",
                 hint=f"write {last}..{first}",
             )
-        found.append(Interval(first, last, ends[0]))
-    return found
+        homes = [tokens(home)[0] for home in trees(tree)]
+        yield Interval(first, last, ends[0]), homes[0] if homes else None
 
 
 def listed(numbers: Tree[Token], budget: Budget) -> tuple[int, ...]:
     """The numbers of a list, in its order; refuses what the budget does not allow."""
     found: list[int] = []
     for first, last, token in intervals(numbers):
-        budget.numbers -= last - first + 1
-        if budget.numbers < 0:
-            refuse(
-                token, f"the lists of this text name more than {MAX_LISTED} numbers", code="RHP006"
-            )
+        _take(budget, last - first + 1, token)
         found.extend(range(first, last + 1))
     return tuple(found)
+
+
+def _take(budget: Budget, count: int, token: Token) -> None:
+    """Numbers of a list that begins at `token`."""
+    budget.numbers -= count
+    if budget.numbers < 0:
+        refuse(token, f"the lists of this text name more than {MAX_LISTED} numbers", code="RHP006")

@@ -16,6 +16,7 @@ from resihp.ir.model import (
     Level,
     Load,
     Mesh,
+    MicroBatch,
     ModelShape,
     Move,
     Op,
@@ -86,6 +87,7 @@ sources = st.one_of(
     st.builds(Restore, layers=layer_ranges, source=numbers, giver=numbers, target=places),
     st.builds(Load, layers=layer_ranges, step=numbers, target=places),
 )
+kept = st.lists(st.builds(MicroBatch, home=numbers, number=numbers), max_size=6).map(tuple)
 byte_counts = st.integers(0, 1 << 45) | st.integers(0, 64).map(lambda n: n << 30)
 precisions = st.sampled_from(["fp32", "bf16"])
 transports = st.one_of(
@@ -105,7 +107,7 @@ def _texts(level: Level, single: st.SearchStrategy[Instr]) -> st.SearchStrategy[
         streams=st.lists(streams, max_size=3).map(tuple),
         schedule=st.none() | names,
         memory_bytes=st.none() | byte_counts,
-        resume=st.none() | st.builds(Resume, step=numbers),
+        resume=st.none() | st.builds(Resume, step=numbers, keep=kept),
         standby=st.just(()) | rank_lists,
         lost=st.just(()) | rank_lists,
         returned=st.just(()) | rank_lists,

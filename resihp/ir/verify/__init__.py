@@ -118,7 +118,8 @@ def _verify(
 
 def _is_proved(parsed: Parsed, transport: Transport, known: Callable[[], Facts | None]) -> bool:
     """Whether nothing is wrong with the streams of a plan whose layout is sound."""
-    if transport != EDGE or not ("numpy" in sys.modules or _is_large(parsed.plan)):
+    keeps = parsed.plan.resume is not None and parsed.plan.resume.keep
+    if keeps or transport != EDGE or not ("numpy" in sys.modules or _is_large(parsed.plan)):
         return False
     from resihp.ir.verify.fast import certify
 

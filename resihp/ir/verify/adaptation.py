@@ -9,6 +9,7 @@ from resihp.ir.model import Group, GroupName, LayerRange, Load, Move, Plan, Resh
 from resihp.ir.reshard import Change, Need, holds, layers_of
 from resihp.ir.source import Parsed
 from resihp.ir.verify.findings import Findings, listed
+from resihp.ir.verify.kept import check_kept
 
 __all__ = ["check_adaptation", "check_targets"]
 
@@ -41,7 +42,7 @@ def check_targets(parsed: Parsed, findings: Findings) -> None:
 
 
 def check_adaptation(parsed: Parsed, previous: Plan, findings: Findings) -> None:
-    """RHP801, RHP803, RHP804 and RHP806 to RHP809."""
+    """RHP801, RHP803, RHP804, RHP806 to RHP809 and RHP812."""
     if not _check_same_job(parsed, previous, findings):
         return
     _check_lost_stay_lost(parsed, previous, findings)
@@ -49,6 +50,7 @@ def check_adaptation(parsed: Parsed, previous: Plan, findings: Findings) -> None
     for span, group in zip(parsed.groups, parsed.plan.groups, strict=True):
         check.target(span, group)
     check.needless()
+    check_kept(parsed, previous, findings)
 
 
 def _check_version(parsed: Parsed, span: Span, line: Load, findings: Findings) -> None:

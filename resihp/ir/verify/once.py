@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from resihp.ir.diagnostics import Related
 from resihp.ir.lanes import COMPUTE, Lane, Task
 from resihp.ir.model import GroupName, Op
 from resihp.ir.verify.findings import listed
@@ -37,18 +38,42 @@ class Work(NamedTuple):
 def check_once(
     lanes: Mapping[GroupName, Lane], report: Report, *, are_all_there: bool = True
 ) -> Work:
-    """RHP301 to RHP306. What is broken here is left alone by the data flow checks.
+    """RHP301 to RHP307. What is broken here is left alone by the data flow checks.
 
     Unless `are_all_there`, other lanes may compute what `lanes` do not. What a lane lacks may be
     what an instruction without a stage (RHP109) was meant to be, and is not reported.
     """
     work = _collect(lanes, report)
+    kept = _kept(report)
+    for task in [task for task in work.places if (task.home, task.number) in kept]:
+        _report_kept(report, task, work)
     for task, ops in work.places.items():
+        if (task.home, task.number) in kept:
+            continue
         if not _check_one(report, task, ops, once=task not in work.broken):
             work.broken.add(task)
     if are_all_there:
         _check_all_present(report, lanes, work)
     return work
+
+
+def _kept(report: Report) -> frozenset[tuple[int, int]]:
+    resume = report.plan.resume
+    return frozenset() if resume is None else frozenset(resume.keep)
+
+
+def _report_kept(report: Report, task: Task, work: Work) -> None:
+    """RHP307."""
+    work.broken.add(task)
+    first = min(work.places[task].values(), key=lambda at: at.position)
+    line = report.parsed.statement("resume")
+    report.add(
+        "RHP307",
+        *first,
+        f"{first.text} runs again: the `resume` line keeps micro-batch {task.number} of replica "
+        f"{task.home}",
+        (Related("kept here", line),),
+    )
 
 
 def _collect(lanes: Mapping[GroupName, Lane], report: Report) -> Work:
@@ -152,6 +177,9 @@ def _check_all_present(report: Report, lanes: Mapping[GroupName, Lane], work: Wo
     for lane in lanes.values():
         for stage in lane.stages:
             heads.setdefault(stage, lane)
+    kept: dict[int, set[int]] = {}
+    for home, number in _kept(report):
+        kept.setdefault(home, set()).add(number)
     present: dict[tuple[int, int], set[int]] = {}
     for stage, home, number in work.places:
         present.setdefault((stage, home), set()).add(number)
@@ -164,7 +192,7 @@ def _check_all_present(report: Report, lanes: Mapping[GroupName, Lane], work: Wo
     homes = [home for home in range(plan.mesh.dp) if home not in stood_for]
     for stage, head in heads.items():
         for home in homes:
-            here = present.get((stage, home), set())
+            here = present.get((stage, home), set()) | kept.get(home, set())
             if len(here) < plan.batch.microbatches:
                 lane = lanes.get(GroupName(home, head.name.pp), head)
                 if not lane.is_unclear:

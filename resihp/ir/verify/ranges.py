@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -122,8 +123,9 @@ def _num_instructions(plan: Plan) -> int:
 
 
 def check_ranges(parsed: Parsed, findings: Findings) -> None:
-    """RHP101 to RHP103, RHP106 and RHP107, outside of the streams' bodies."""
+    """RHP101 to RHP107 and RHP112, outside of the streams' bodies."""
     _check_ranks(parsed, findings)
+    _check_kept(parsed, findings)
     _check_groups(parsed, findings)
     _check_streams(parsed, findings)
     _check_sources(parsed, findings)
@@ -149,6 +151,25 @@ def _check_ranks(parsed: Parsed, findings: Findings) -> None:
                 parsed.attribute(span, "ranks"),
                 f"rank {listed(wrong)} {verb} not in the mesh, whose ranks are 0..{world - 1}",
             )
+
+
+def _check_kept(parsed: Parsed, findings: Findings) -> None:
+    """RHP104, RHP105 and RHP112 of the `resume` line."""
+    plan = parsed.plan
+    keep = () if plan.resume is None else plan.resume.keep
+    if not keep:
+        return
+    span = parsed.attribute(parsed.statement("resume"), "keep")
+    away = sorted({home for home, _ in keep if home >= plan.mesh.dp})
+    if away:
+        findings.add("RHP105", span, f"replica {listed(away)}: they are 0..{plan.mesh.dp - 1}")
+    none = sorted({number for _, number in keep if number >= plan.batch.microbatches})
+    if none:
+        last = plan.batch.microbatches - 1
+        findings.add("RHP104", span, f"micro-batch {listed(none)}: they are 0..{last}")
+    twice = sorted(each for each, count in Counter(keep).items() if count > 1)
+    if twice:
+        findings.add("RHP112", span, f"micro-batch {twice[0]} is kept twice")
 
 
 def check_place(parsed: Parsed, findings: Findings, span: Span, name: GroupName) -> None:
