@@ -19,6 +19,7 @@ __all__ = [
     "Accepted",
     "Entry",
     "Lead",
+    "Leads",
     "Promise",
     "Propose",
     "QuorumMessage",
@@ -82,6 +83,13 @@ class Propose(_QuorumMessage, frozen=True, kw_only=True):
     candidate: Candidate
 
 
+class Leads(_QuorumMessage, frozen=True, kw_only=True):
+    """The coordinator of `term` leads, and heard a quorum and beat `number` of this node."""
+
+    term: Term
+    number: Annotated[int, Meta(ge=0)]
+
+
 # --- monitor -> coordinator
 
 
@@ -108,4 +116,4 @@ class Accepted(_QuorumMessage, frozen=True, kw_only=True):
     generation: Term
 
 
-QuorumMessage = Lead | Propose | Promise | Superseded | Accepted
+QuorumMessage = Lead | Propose | Leads | Promise | Superseded | Accepted

@@ -29,6 +29,13 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """No instruction finished anywhere for this long ends the job."""
     grace_s: float
     """From a polite end to SIGKILL."""
+    lease_s: float
+    """A monitor that has not heard a leader this long wants another one; the n-th node of the
+    job n times as long after that."""
+    fence_s: float
+    """A node that has not heard a leader this long has its executors killed."""
+    alone_s: float
+    """A node that has not heard a leader this long ends."""
 
     def settle_bound_s(self, longest_step_s: float | None) -> float:
         """How long a survivor may take to leave: it finishes the chunk that it computes first.
@@ -53,4 +60,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             collective_s=600 * detect_within_s,
             stalled_s=max(120 * detect_within_s, 120.0),
             grace_s=max(2 * detect_within_s, 2.0),
+            lease_s=max(2 * detect_within_s, 2.0),
+            fence_s=max(20 * detect_within_s, 20.0),
+            alone_s=max(120 * detect_within_s, 120.0),
         )

@@ -1,0 +1,263 @@
+"""A coordinator among the monitors of all nodes: asks for the lead, has generations decided, and
+sees which nodes are there. Pure: what happens to its connections goes in, what to do comes out.
+
+    asking --quorum promises--> settling what it found --quorum accepts--> leading
+      ^  |                                                                   |
+      +--+ overtaken: a newer term                                overtaken, or no quorum is heard
+                                                                             |
+                                                                             v  deposed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+from resihp.monitor.quorum.campaign import Campaign, Standing
+from resihp.monitor.quorum.leader import Leader
+from resihp.monitor.quorum.majority import is_quorum
+from resihp.wire.quorum import Accepted, Entry, Lead, Leads, Promise, Propose, Superseded
+from resihp.wire.timing import Timing
+
+__all__ = ["Decided", "Deposed", "Leadership", "NodeLost", "Outcome", "ToNode", "Won"]
+
+
+class ToNode(NamedTuple):
+    """Send `message` to the monitor of `node`."""
+
+    node: int
+    message: Lead | Propose | Leads
+
+
+class Won(NamedTuple):
+    """This coordinator leads; `newest` is what the one before had decided, None at the start."""
+
+    newest: Entry | None
+
+
+class Decided(NamedTuple):
+    """A quorum accepted the entry that was proposed."""
+
+    entry: Entry
+
+
+class NodeLost(NamedTuple):
+    """A node is out of reach: all its ranks are lost, once a quorum decides so."""
+
+    node: int
+    evidence: str
+
+
+class Deposed(NamedTuple):
+    """This coordinator must do nothing more, and end."""
+
+    why: str
+
+
+Outcome = ToNode | Won | Decided | NodeLost | Deposed
+
+
+class Leadership:
+    """Of one coordinator process."""
+
+    def __init__(
+        self, nodes: Collection[int], candidate: str, first_term: int, timing: Timing, now_s: float
+    ) -> None:
+        """`candidate` names this process; `first_term` is above what its own node promised."""
+        self._nodes = frozenset(nodes)
+        self._candidate = candidate
+        self._timing = timing
+        self._campaign = Campaign(first_term, nodes)
+        self._asked_s = now_s
+        self._leader: Leader | None = None
+        self._connected: set[int] = set()
+        self._following: set[int] = set()
+        """Connected nodes whose monitor promised our term on this connection."""
+        self._heard_s: dict[int, float] = {}
+        self._lost: set[int] = set()
+        self._has_won = False
+        self._is_deposed = False
+        self._out: list[Outcome] = []
+
+    @property
+    def term(self) -> int:
+        """Under which it asks, or leads."""
+        return self._campaign.term
+
+    @property
+    def leads(self) -> bool:
+        """Whether it decides what happens."""
+        return self._has_won and not self._is_deposed
+
+    # --- what happens to connections
+
+    def connected(self, node: int, now_s: float) -> list[Outcome]:
+        """A connection to the monitor of `node` is there; everything begins anew on it."""
+        self._connected.add(node)
+        self._following.discard(node)
+        self._ask(node)
+        return self._take()
+
+    def disconnected(self, node: int, now_s: float) -> list[Outcome]:
+        """It broke: the monitor may come back."""
+        self._connected.discard(node)
+        self._following.discard(node)
+        return self._take()
+
+    def refused(self, node: int, now_s: float) -> list[Outcome]:
+        """Nobody listens there: the owner of the node is gone, and all it held with it."""
+        if self.leads and (node in self._heard_s or self._is_running):
+            self._lose(node, "its node is gone")
+        return self._take()
+
+    def receive(
+        self, node: int, message: Promise | Superseded | Accepted, now_s: float
+    ) -> list[Outcome]:
+        """An answer of a monitor."""
+        self._heard_s[node] = now_s
+        match message:
+            case Promise() if message.term == self.term:
+                self._promised(node, message)
+            case Superseded():
+                self._superseded(node, message)
+            case Accepted() if self._leader is not None:
+                if self._leader.accepted(node, message):
+                    self._decided(now_s)
+            case _:
+                pass  # an answer to an older term of ours
+        return self._take()
+
+    def beat(self, node: int, number: int, now_s: float) -> list[Outcome]:
+        """Beat `number` of a node; it is told that we lead, if a quorum hears us."""
+        self._heard_s[node] = now_s
+        if self.leads and node in self._following and self._has_quorum(now_s):
+            self._out.append(ToNode(node, Leads(term=self.term, number=number)))
+        return self._take()
+
+    def propose(self, entry: Entry) -> list[Outcome]:
+        """Have `entry` decided; term, electors and voters are filled in here."""
+        assert self._leader is not None
+        voters = tuple(sorted(self._nodes - self._lost))
+        self._leader.propose(msgspec.structs.replace(entry, voters=voters))
+        for node in sorted(self._following):
+            self._send_proposal(node)
+        return self._take()
+
+    def tick(self, now_s: float) -> list[Outcome]:
+        """Time passes."""
+        if self._is_deposed:
+            return self._take()
+        if self._leader is None:
+            self._tick_campaign(now_s)
+        elif self._has_won:
+            self._tick_lead(now_s)
+        return self._take()
+
+    # --- asking
+
+    def _ask(self, node: int) -> None:
+        self._out.append(ToNode(node, Lead(term=self.term, candidate=self._candidate)))
+
+    def _tick_campaign(self, now_s: float) -> None:
+        if self._campaign.standing is not Standing.BEATEN:
+            return
+        if now_s - self._asked_s < self._timing.lease_s:
+            return
+        self._campaign = Campaign(self._campaign.next_term, self._nodes)
+        self._asked_s = now_s
+        self._following.clear()
+        for node in sorted(self._connected):
+            self._ask(node)
+
+    def _promised(self, node: int, message: Promise) -> None:
+        self._following.add(node)
+        self._lost.discard(node)
+        if self._leader is not None:
+            self._send_proposal(node)
+            return
+        self._campaign.answer(node, message)
+        if self._campaign.standing is Standing.WON:
+            self._lead()
+
+    def _lead(self) -> None:
+        newest = self._campaign.newest
+        self._leader = Leader(self.term, self._candidate, newest, self._nodes)
+        if newest is None:
+            self._has_won = True
+            self._out.append(Won(None))
+            return
+        for node in sorted(self._following):
+            self._send_proposal(node)
+
+    def _superseded(self, node: int, message: Superseded) -> None:
+        if self._leader is None:
+            self._campaign.answer(node, message)
+        elif message.promised > self.term:
+            self._depose(f"node {node} follows a newer coordinator, of term {message.promised}")
+
+    # --- leading
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether a generation was decided: then every node that belongs to it must be there."""
+        return self._leader is not None and self._leader.decided is not None
+
+    def _send_proposal(self, node: int) -> None:
+        assert self._leader is not None
+        proposal = self._leader.proposal
+        if proposal is not None:
+            self._out.append(ToNode(node, proposal))
+
+    def _decided(self, now_s: float) -> None:
+        assert self._leader is not None
+        entry = self._leader.decided
+        assert entry is not None
+        if self._has_won:
+            self._out.append(Decided(entry))
+            return
+        self._has_won = True
+        # Who was not heard yet has from now on to be: its ranks may be there, or not.
+        self._lost = set(self._nodes - set(entry.voters) - self._following)
+        for node in entry.voters:
+            self._heard_s.setdefault(node, now_s)
+        self._out.append(Won(entry))
+
+    def _has_quorum(self, now_s: float) -> bool:
+        """Whether those who decide on the next generation were heard a moment ago."""
+        assert self._leader is not None
+        recent = {
+            node
+            for node, heard_s in self._heard_s.items()
+            if now_s - heard_s <= self._timing.silent_s and node not in self._lost
+        }
+        return is_quorum(recent, self._leader.electors)
+
+    def _tick_lead(self, now_s: float) -> None:
+        if not self._has_quorum(now_s):
+            self._depose("no quorum of nodes is heard")
+            return
+        for node, heard_s in sorted(self._heard_s.items()):
+            if now_s - heard_s > self._timing.silent_s:
+                self._lose(node, f"its node was silent for {now_s - heard_s:.1f} s")
+        if now_s - self._asked_s > self._timing.lease_s:
+            self._asked_s = now_s
+            for node in sorted(self._connected - self._following):
+                self._ask(node)
+
+    def _lose(self, node: int, evidence: str) -> None:
+        if node not in self._lost:
+            self._lost.add(node)
+            self._heard_s.pop(node, None)
+            self._following.discard(node)
+            self._out.append(NodeLost(node, evidence))
+
+    def _depose(self, why: str) -> None:
+        if not self._is_deposed:
+            self._is_deposed = True
+            self._out.append(Deposed(why))
+
+    def _take(self) -> list[Outcome]:
+        out, self._out = self._out, []
+        return out

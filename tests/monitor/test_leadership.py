@@ -1,0 +1,176 @@
+"""How a coordinator gets the lead and loses it, and how a monitor sees whether it has one."""
+
+from __future__ import annotations
+
+from quorum_cases import entry_of
+
+from resihp.monitor.quorum.leadership import (
+    Decided,
+    Deposed,
+    Leadership,
+    NodeLost,
+    Outcome,
+    ToNode,
+    Won,
+)
+from resihp.monitor.quorum.watch import Watch
+from resihp.wire.quorum import Accepted, Lead, Leads, Promise, Propose, Superseded
+from resihp.wire.timing import Timing
+
+TIMING = Timing.from_detect_within(1.0)
+
+
+def asking(num_nodes: int = 3) -> Leadership:
+    return Leadership(range(num_nodes), "a", 4, TIMING, 0.0)
+
+
+def leading(num_nodes: int = 3) -> Leadership:
+    """Of term 4, followed by all nodes, generation 7 adopted."""
+    lead = asking(num_nodes)
+    found = entry_of(3, 7, electors=range(num_nodes), voters=range(num_nodes))
+    for node in range(num_nodes):
+        lead.connected(node, 0.0)
+        lead.receive(node, Promise(term=4, entry=found), 0.0)
+    for node in range(num_nodes):
+        lead.receive(node, Accepted(term=4, generation=7), 0.0)
+    assert lead.leads
+    return lead
+
+
+def messages(outcomes: list[Outcome], kind: type) -> list[int]:
+    """Nodes that get a message of this kind."""
+    return [
+        each.node
+        for each in outcomes
+        if isinstance(each, ToNode) and isinstance(each.message, kind)
+    ]
+
+
+# --- the coordinator
+
+
+def test_with_no_entry_anywhere_the_job_begins():
+    """As soon as a quorum promised."""
+    lead = asking()
+    assert messages(lead.connected(0, 0.0), Lead) == [0]
+    assert not lead.receive(0, Promise(term=4, entry=None), 0.0)
+    assert lead.receive(1, Promise(term=4, entry=None), 0.0) == [Won(None)]
+
+
+def test_what_is_found_is_decided_first():
+    """Under the new term; only then is it taken over."""
+    lead = asking()
+    found = entry_of(3, 7)
+    lead.connected(0, 0.0)
+    lead.receive(0, Promise(term=4, entry=None), 0.0)
+    out = lead.receive(1, Promise(term=4, entry=found), 0.0)
+    assert messages(out, Propose) == [0, 1]
+    assert not lead.leads
+    assert not lead.receive(0, Accepted(term=4, generation=7), 0.0)
+    (won,) = lead.receive(1, Accepted(term=4, generation=7), 0.0)
+    assert isinstance(won, Won)
+    assert won.newest is not None
+    assert won.newest.age == (4, 7)
+
+
+def test_a_coordinator_that_is_overtaken_asks_with_a_newer_term():
+    """After a while, so that two of them do not chase each other."""
+    lead = asking()
+    lead.connected(0, 0.0)
+    lead.receive(0, Superseded(promised=9, is_led=False), 0.0)
+    assert not lead.tick(TIMING.lease_s / 2)
+    assert messages(lead.tick(2 * TIMING.lease_s), Lead) == [0]
+    assert lead.term == 10
+
+
+def test_an_entry_goes_to_all_who_follow_and_again_to_who_comes_back():
+    """It is decided with a quorum, once."""
+    lead = leading()
+    assert messages(lead.propose(entry_of(0, 8)), Propose) == [0, 1, 2]
+    lead.disconnected(1, 1.0)
+    lead.connected(1, 1.0)
+    out = lead.receive(1, Promise(term=4, entry=None), 1.0)
+    assert messages(out, Propose) == [1]
+    assert not lead.receive(0, Accepted(term=4, generation=8), 1.0)
+    (decided,) = lead.receive(1, Accepted(term=4, generation=8), 1.0)
+    assert isinstance(decided, Decided)
+    assert decided.entry.voters == (0, 1, 2)
+    assert not lead.receive(2, Accepted(term=4, generation=8), 1.0)
+
+
+def test_a_node_is_lost_when_it_is_silent_or_nobody_listens_there():
+    """The next generation is decided without its vote in the one after."""
+    lead = leading()
+    silent_s = TIMING.silent_s + 1
+    lead.beat(0, 1, silent_s)
+    lead.beat(1, 1, silent_s)
+    lost, *others = lead.tick(silent_s)
+    assert isinstance(lost, NodeLost)
+    assert messages(others, Lead) == [2]  # should it come back
+    assert lost.node == 2
+    lead.propose(entry_of(0, 8))
+    lead.receive(0, Accepted(term=4, generation=8), silent_s)
+    (decided,) = lead.receive(1, Accepted(term=4, generation=8), silent_s)
+    assert isinstance(decided, Decided)
+    assert (decided.entry.electors, decided.entry.voters) == ((0, 1, 2), (0, 1))
+    assert lead.refused(1, silent_s) == [NodeLost(1, "its node is gone")]
+
+
+def test_a_coordinator_without_a_quorum_gives_up():
+    """And answers no beat before it does, so that nodes on its side know."""
+    lead = leading()
+    later_s = TIMING.silent_s + 1
+    assert not messages(lead.beat(2, 1, later_s), Leads)
+    (deposed,) = lead.tick(later_s)
+    assert isinstance(deposed, Deposed)
+    assert not lead.leads
+
+
+def test_a_coordinator_that_was_replaced_gives_up():
+    """It was stopped for a while, and a monitor follows another one."""
+    lead = leading()
+    (deposed,) = lead.receive(1, Superseded(promised=5, is_led=False), 1.0)
+    assert isinstance(deposed, Deposed)
+    assert not lead.beat(1, 5, 1.0)
+
+
+# --- the monitor
+
+
+def test_a_beat_that_is_answered_counts_from_when_it_was_sent():
+    """An answer that was long on its way proves nothing about now."""
+    watch = Watch(0, 3, TIMING, 0.0)
+    number = watch.beats(10.0)
+    watch.heard(Leads(term=4, number=number), promised=4)
+    assert watch.is_led(10.0 + TIMING.lease_s - 0.1)
+    assert not watch.is_led(10.0 + TIMING.lease_s + 0.1)
+
+
+def test_a_leader_of_another_term_is_no_leader():
+    """It was replaced, and does not know yet."""
+    watch = Watch(0, 3, TIMING, 0.0)
+    watch.heard(Leads(term=3, number=watch.beats(10.0)), promised=4)
+    assert not watch.is_led(10.0)
+
+
+def test_nodes_want_a_leader_one_after_the_other():
+    """At the start the first one at once; later all give the old one a chance."""
+    for order in range(3):
+        watch = Watch(order, 3, TIMING, 0.0)
+        wait_s = order * TIMING.lease_s
+        assert watch.wants_leader(wait_s)
+        assert not order or not watch.wants_leader(wait_s - 0.1)
+        watch.heard(Leads(term=1, number=watch.beats(20.0)), promised=1)
+        watch.lost_connection()
+        assert not watch.wants_leader(20.0 + wait_s + TIMING.lease_s - 0.1)
+        assert watch.wants_leader(20.0 + wait_s + TIMING.lease_s)
+
+
+def test_a_node_that_is_cut_off_fences_its_ranks_and_ends_later():
+    """A single node cannot be cut off from others."""
+    alone, among = Watch(0, 1, TIMING, 0.0), Watch(0, 3, TIMING, 0.0)
+    assert among.must_fence(TIMING.fence_s)
+    assert not among.must_fence(TIMING.fence_s - 1)
+    assert among.is_alone(TIMING.alone_s)
+    assert not alone.must_fence(1e6)
+    assert not alone.is_alone(1e6)
