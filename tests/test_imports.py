@@ -103,7 +103,7 @@ def test_torch_is_imported_only_by_the_executor(path):
 
 @each()
 def test_nothing_that_runs_data_as_code(path):
-    """No pickle, nor its pipes, no eval, no shell: what comes from a file or socket stays data."""
+    """[S5] No pickle, nor its pipes, no eval, no shell: what comes from outside stays data."""
     assert list(data_as_code(parsed(path))) == []
 
 

@@ -33,6 +33,7 @@ from resihp.executor.link import FRAME, Incoming, Outgoing, listen_locally, open
 from resihp.executor.stream import Event
 from resihp.wire.address import LOOPBACK, Address, address_of, listen_at
 from resihp.wire.auth import Identity
+from resihp.wire.gate import MAX_STRANGERS
 
 __all__ = ["Transport"]
 
@@ -148,7 +149,7 @@ class Transport:
         self._addresses: Mapping[int, Address] = {}
         self._mailboxes: dict[int, _Mailbox] = {}
         self._links: dict[int, Outgoing] = {}
-        self._strangers: set[Incoming] = set()
+        self._strangers: dict[Incoming, None] = {}  # the oldest first
         self._servers: list[asyncio.Server] = []
         self.num_refused = 0
         """Connections that were turned away, over all generations."""
@@ -175,7 +176,7 @@ class Transport:
         """End the generation: every pending receive fails, every connection is closed."""
         mailboxes, self._mailboxes = self._mailboxes, {}
         links, self._links = self._links, {}
-        strangers, self._strangers = self._strangers, set()
+        strangers, self._strangers = self._strangers, {}
         self._key, self._addresses = b"", {}
         for mailbox in mailboxes.values():
             mailbox.close()
@@ -270,8 +271,12 @@ class Transport:
         return mailbox.claim(tag, num_bytes)
 
     def _stranger(self) -> Incoming:
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            oldest.close()
+            self.turned_away(oldest, AuthError("made room for a newer connection"))
         link = Incoming(self, timeout_s=self._timeout_s)
-        self._strangers.add(link)
+        self._strangers[link] = None
         return link
 
     def admit(self, identity: Identity) -> bytes:
@@ -287,13 +292,13 @@ class Transport:
         mailbox = self._mailboxes[identity.rank]
         if mailbox.link is not None:
             raise AuthError(f"rank {identity.rank} is connected already")
-        self._strangers.discard(link)
+        self._strangers.pop(link, None)
         mailbox.link = link
         return mailbox
 
     def turned_away(self, link: Incoming, error: BaseException) -> None:
         """Count who did not get in."""
-        self._strangers.discard(link)
+        self._strangers.pop(link, None)
         self.num_refused += 1
 
 

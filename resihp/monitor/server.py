@@ -30,8 +30,9 @@ from resihp.monitor.rendezvous import Place, write_place
 from resihp.monitor.run_dir import RunDir
 from resihp.monitor.summary import step_line, summary
 from resihp.wire.auth import Identity
-from resihp.wire.channel import Channel, accept_handshake, connection_lost
+from resihp.wire.channel import Channel, connection_lost
 from resihp.wire.clock import Clock
+from resihp.wire.gate import Gate, is_worth_a_line
 from resihp.wire.messages import (
     AskStop,
     AskWhere,
@@ -94,6 +95,7 @@ class CoordinatorServer:
         self._clock = clock
         self._say = say
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
+        self._gate = Gate(secret, self._admit, timeout_s=self._timing.handshake_s)
         self._channels: dict[int, Channel] = {}
         self._handles: dict[int, ProcessHandle] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -174,10 +176,7 @@ class CoordinatorServer:
         assert task is not None
         self._connections[task] = writer
         try:
-            identity, *seals = await accept_handshake(
-                reader, writer, self._secret, self._admit, timeout_s=self._timing.handshake_s
-            )
-            channel = Channel(reader, writer, (seals[0], seals[1]))
+            identity, channel = await self._gate.enter(reader, writer)
             if identity.role == "operator":
                 await self._serve_operator(channel)
             else:
@@ -187,10 +186,17 @@ class CoordinatorServer:
         except Exception as error:
             if not connection_lost(error):
                 raise
-            self._run_dir.event("connection_refused", {"why": str(error)}, self._clock.now_s())
+            self._refused(error)
         finally:
             del self._connections[task]
             writer.close()
+
+    def _refused(self, error: Exception) -> None:
+        num = self._gate.num_refused
+        if is_worth_a_line(num):
+            why = str(error) or type(error).__name__
+            row = {"why": why, "refused_so_far": num}
+            self._run_dir.event("connection_refused", row, self._clock.now_s())
 
     async def _serve_rank(self, rank: int, channel: Channel) -> None:
         self._channels[rank] = channel

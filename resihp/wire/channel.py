@@ -27,6 +27,7 @@ from resihp.wire.framing import (
 from resihp.wire.messages import Message, decode, decode_as, encode
 
 __all__ = [
+    "MAX_UNSENT_BYTES",
     "Channel",
     "Reader",
     "Writer",
@@ -35,6 +36,10 @@ __all__ = [
     "connection_lost",
     "read_frame",
 ]
+
+
+MAX_UNSENT_BYTES = 4 * CONTROL_LIMIT_BYTES
+"""What may wait for one peer; beyond it the peer is taken for stuck."""
 
 
 class Reader(Protocol):
@@ -76,8 +81,14 @@ class Channel:
         self._outgoing, self._incoming = seals if seals is not None else (None, None)
 
     def send(self, message: Message) -> None:
-        """Queue a message; a closed connection drops it (the reader reports the loss)."""
+        """Queue a message; a closed connection drops it (the reader reports the loss).
+
+        A peer that reads so slowly that too much waits for it loses its connection.
+        """
         if self._writer.is_closing():
+            return
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._writer.transport.abort()
             return
         payload = encode(message)
         if self._outgoing is not None:

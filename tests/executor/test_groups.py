@@ -212,7 +212,7 @@ def listeners(port: int) -> list[str]:
 
 
 def test_the_store_listens_on_loopback_only(team: Team):
-    """Left to itself it would listen on every interface."""
+    """[S4] Left to itself it would listen on every interface."""
     store = team.ask(0, "host", FAR_S)
     assert listeners(store.port) == ["0100007F"]
 

@@ -393,7 +393,7 @@ async def test_a_peer_that_is_gone_is_a_lost_peer():
 async def test_who_does_not_belong_to_the_generation_is_refused(
     generation: int, key: bytes, rank: int
 ):
-    """For as long as the time-out says, and without disturbing those who do."""
+    """[S1] For as long as the time-out says, and without disturbing those who do."""
     stranger = Transport("job", rank, timeout_s=NEAR_S)
     async with transports(2, begin=False) as ranks:
         addresses = addresses_of(ranks)
@@ -514,7 +514,7 @@ async def handshake_error(
 
 @on_both_loops
 async def test_a_payload_of_another_generation_breaks_the_connection():
-    """Each frame carries its generation, not only the handshake."""
+    """[S1] Each frame carries its generation, not only the handshake."""
     async with transports(1, begin=False) as (a,):
         a.begin(2, KEY, {0: NOWHERE, 1: NOWHERE})
         pending = a.receive(1, tag(), 4)
@@ -540,7 +540,7 @@ async def test_a_second_payload_under_one_tag_breaks_the_connection():
 @pytest.mark.parametrize("length", [(1 << 30) + 1, 1 << 40, (1 << 64) - 1])
 @on_both_loops
 async def test_a_payload_above_the_limit_breaks_the_connection(length: int):
-    """Before anything is allocated for it."""
+    """[S2] Before anything is allocated for it."""
     async with transports(1, begin=False) as (a,):
         a.begin(1, KEY, {0: NOWHERE, 1: NOWHERE})
         pending = a.receive(1, tag(), 4)

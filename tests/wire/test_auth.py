@@ -41,7 +41,7 @@ def test_both_sides_agree_on_the_seals():
 
 
 def test_a_server_without_the_secret_is_refused():
-    """The client finds out before it proves anything."""
+    """[S1] The client finds out before it proves anything."""
     with pytest.raises(AuthError, match="server does not know this job's secret"):
         handshake(client_secret=SECRET, server_secret=b"t" * 32)
 
@@ -78,7 +78,7 @@ def test_a_proof_holds_for_one_identity_only(claim: Identity):
 
 
 def test_a_replayed_proof_is_refused():
-    """Whoever recorded a handshake and repeats it meets another nonce of the server."""
+    """[S1] Whoever recorded a handshake and repeats it meets another nonce of the server."""
     client = ClientHandshake(SECRET, ALICE)
     proof, *_ = client.prove(ServerHandshake(SECRET, client.challenge).answer)
     with pytest.raises(AuthError):
@@ -86,7 +86,7 @@ def test_a_replayed_proof_is_refused():
 
 
 def test_a_reflected_answer_proves_nothing():
-    """A server's proof of the same nonces is not a client's, so echoing it back fails."""
+    """[S1] A server's proof of the same nonces is not a client's, so echoing it back fails."""
     client = ClientHandshake(SECRET, ALICE)
     server = ServerHandshake(SECRET, client.challenge)
     with pytest.raises(AuthError):
@@ -94,7 +94,7 @@ def test_a_reflected_answer_proves_nothing():
 
 
 def test_a_reflected_challenge_yields_no_server():
-    """A peer without the secret that has a client's own kind answer its challenge gets nothing."""
+    """[S1] A peer without the secret that has a client's kind answer its challenge gets nothing."""
     client = ClientHandshake(SECRET, ALICE)
     mirror = ClientHandshake(SECRET, ALICE, nonce=client.challenge.nonce)
     with pytest.raises(AuthError):
@@ -121,7 +121,7 @@ def test_a_tampered_frame_is_refused(position: int):
 
 
 def test_a_replayed_frame_is_refused():
-    """The second copy has the sequence number of the first."""
+    """[S1] The second copy has the sequence number of the first."""
     (to_server, _), (_, from_client) = handshake()
     sealed = to_server.close(b"stop")
     assert from_client.open(sealed) == b"stop"

@@ -185,7 +185,7 @@ async def test_a_stranger_that_sends_something_else_is_refused_at_once(hello: by
 
 @pytest.mark.asyncio
 async def test_a_silent_stranger_is_dropped_in_time():
-    """It may hold its connection for the given time only."""
+    """[S3] It may hold its connection for the given time only."""
     async with connected() as (_, server):
         error = await failure_of(asyncio.create_task(accept(server, timeout_s=SHORT_S)))
         assert isinstance(error, TimeoutError)
@@ -193,7 +193,7 @@ async def test_a_silent_stranger_is_dropped_in_time():
 
 @pytest.mark.asyncio
 async def test_a_stranger_that_stops_half_way_is_dropped_in_time():
-    """The time counts for the whole handshake, not for each frame."""
+    """[S3] The time counts for the whole handshake, not for each frame."""
     async with connected() as (client, server):
         accepting = asyncio.create_task(accept(server, timeout_s=SHORT_S))
         client[1].write(frame(encode(Challenge(IDENTITY, b"n" * 16))))

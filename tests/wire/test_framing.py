@@ -50,7 +50,7 @@ def test_a_torn_frame_is_the_end_of_the_stream(payloads: list[bytes], data: st.D
 
 @pytest.mark.parametrize("length", [CONTROL_LIMIT_BYTES + 1, 2**31, 2**32 - 1])
 def test_a_length_above_the_limit_is_refused_before_anything_is_read(length: int):
-    """Only the header was there: waiting for such a payload would be the end of our memory."""
+    """[S2] Only the header was there: waiting for such a payload would be the end of our memory."""
     header = struct.pack("!I", length)
     with pytest.raises(FrameError, match=f"{length} bytes, the limit is {CONTROL_LIMIT_BYTES}"):
         frame_length(header)

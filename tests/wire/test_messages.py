@@ -92,7 +92,7 @@ def test_a_record_without_finite_numbers_comes_back():
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused_or_are_a_message(payload: bytes):
-    """Nothing but FrameError leaves the decoder."""
+    """[S8] Nothing but FrameError leaves the decoder."""
     for read in (decode, lambda p: decode_as(p, Challenge), lambda p: decode_as(p, Proof)):
         try:
             message = read(payload)
@@ -103,7 +103,7 @@ def test_arbitrary_bytes_are_refused_or_are_a_message(payload: bytes):
 
 @given(st.one_of([structs_of(kind) for kind in KINDS]), st.data())
 def test_a_damaged_message_is_refused_or_is_a_message(message: object, data: st.DataObject):
-    """Flipped bits and cuts of real messages reach deeper into the decoder than noise does."""
+    """[S8] Flipped bits and cuts of real messages reach deeper into the decoder than noise does."""
     payload = bytearray(encode(message))
     place = data.draw(st.integers(0, len(payload) - 1))
     if data.draw(st.booleans()):
@@ -139,7 +139,7 @@ def test_trailing_bytes_are_refused():
 
 
 def test_deep_nesting_is_refused():
-    """A bomb of nested lists inside a field that is skipped."""
+    """[S2] A bomb of nested lists inside a field that is skipped."""
     record = dict.fromkeys(StepRecord.__struct_fields__, 0)
     record |= {"skipped": False, "samples": [], "emulated": False}
     done = {"type": "StepDone", "generation": 1, "record": record}
