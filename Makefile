@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor bench-iteration bench-chunks gpu-check clean bench-heartbeats
+.PHONY: demo fuzz test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor bench-iteration bench-chunks gpu-check clean bench-heartbeats
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -33,7 +33,11 @@ oracle: $(VENV)/.dev
 parity: $(VENV)/.dev
 	$(BIN)/python tests/executor/parity.py $(WORDS)
 
-nightly: oracle parity gap never-worse
+# What strangers may send and what plans may hold, far more of it than in the suite.
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m pytest --hypothesis-profile=long --timeout=1200 -k "not golden" tests/wire tests/ir/test_fuzz.py
+
+nightly: fuzz oracle parity gap never-worse
 
 kills: $(VENV)/.run
 	$(BIN)/python benchmarks/random_kills.py

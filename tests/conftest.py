@@ -6,6 +6,8 @@ from hypothesis import settings
 
 # A busy machine makes any example slow; the suite has a limit of time of its own.
 settings.register_profile("any machine", deadline=None)
+# `make fuzz`: as many examples as fit ten minutes or so, where a test does not say how many.
+settings.register_profile("long", deadline=None, max_examples=20_000)
 settings.load_profile("any machine")
 
 

@@ -195,7 +195,7 @@ class CoordinatorServer:
         num = self._gate.num_refused
         if is_worth_a_line(num):
             why = str(error) or type(error).__name__
-            row = {"why": why, "refused_so_far": num}
+            row: dict[str, object] = {"why": why, "refused_so_far": num}
             self._run_dir.event("connection_refused", row, self._clock.now_s())
 
     async def _serve_rank(self, rank: int, channel: Channel) -> None:

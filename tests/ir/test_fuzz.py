@@ -81,7 +81,7 @@ SCRAPS += ["stream dp=0 pp=0 {", "  F 0 & B 1", "reconfigure {", "run {", "stand
 @given(VALID, st.lists(st.tuples(st.floats(0, 1), st.sampled_from(SCRAPS), st.integers(0, 40))))
 @settings(max_examples=75, deadline=None)
 def test_damaged_texts(text, wounds):
-    """Anything cut out and put in anywhere, at all three levels."""
+    """[S8] Anything cut out and put in anywhere, at all three levels."""
     for place, scrap, cut in wounds:
         at = int(place * len(text))
         text = text[:at] + scrap + text[at + cut :]
@@ -106,7 +106,7 @@ def test_shuffled_lines(text, rng, num_moves):
 @example("plan 1\n", b"nonsense {\n\x0b\n}\n")
 @settings(max_examples=100, deadline=None)
 def test_random_bytes(header, data):
-    """Not even text."""
+    """[S8] Not even text."""
     survives(header + data.decode("latin-1"))
 
 
@@ -209,7 +209,7 @@ batch microbatches=1 tokens=4
     ids=range(15),
 )
 def test_hostile_texts_cost_no_more_than_their_size(text):
-    """They are refused, and the reader never holds more than some bytes per character."""
+    """[S2] They are refused, and the reader never holds more than some bytes per character."""
     tracemalloc.start()
     try:
         with pytest.raises(PlanSyntaxError):
