@@ -21,7 +21,6 @@ import msgspec
 from msgspec import Meta
 
 from resihp.errors import CheckpointRefused
-from resihp.wire.messages import StepRecord
 
 __all__ = [
     "COMPLETE",
@@ -126,8 +125,8 @@ class Manifest(_Document, frozen=True, kw_only=True):
     """Completed steps."""
     updates: Step
     """Optimizer updates by then."""
-    record: StepRecord | None
-    """Of the last step."""
+    loss: float | None
+    """Of the last step; None where nothing finite is known."""
     position: Position
     run: Annotated[str, Meta(max_length=256)]
     generation: Step

@@ -36,6 +36,7 @@ __all__ = [
     "KillRank",
     "Message",
     "Observed",
+    "PartSaved",
     "Pause",
     "Positions",
     "Ready",
@@ -45,6 +46,9 @@ __all__ = [
     "Resend",
     "Respawn",
     "Sealed",
+    "Save",
+    "SaveAt",
+    "SaveFailed",
     "Settled",
     "Start",
     "StepDone",
@@ -53,6 +57,7 @@ __all__ = [
     "StoreAt",
     "StoreOpened",
     "Trouble",
+    "VersionRefused",
     "Welcome",
     "decode",
     "decode_as",
@@ -202,6 +207,41 @@ class Settled(_Message, frozen=True, kw_only=True):
     """All that its node's memory holds, of whatever rank."""
 
 
+class PartSaved(_Message, frozen=True, kw_only=True):
+    """This rank's part of version `name` is on disk, under names that follow from the rank."""
+
+    generation: int
+    name: str
+    version: int
+    """Completed steps."""
+    updates: int
+    loss: float | None
+    """Of the last step; None where nothing finite is known."""
+    part_bytes: int
+    part_sha256: str
+    data_bytes: int
+    stalled_s: float
+    """How long the copy held up this rank's communication stream."""
+    took_s: float
+    """From the end of the step until all was on disk."""
+
+
+class SaveFailed(_Message, frozen=True, kw_only=True):
+    """This rank could not write its part of version `name`; training goes on."""
+
+    generation: int
+    name: str
+    why: str
+
+
+class VersionRefused(_Message, frozen=True, kw_only=True):
+    """This rank was told to load version `name`, and it is damaged or of another job."""
+
+    generation: int
+    name: str
+    why: str
+
+
 class Joined(_Message, frozen=True, kw_only=True):
     """Groups are built and state is in place; `hashes` maps a shard's name to its digest."""
 
@@ -309,6 +349,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     updates: int
     record: StepRecord | None
+    saved: str = ""
+    """Name of the saved version that generation 0 stands for; empty: untrained parameters."""
 
 
 class Emulation(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,6 +362,27 @@ class Emulation(msgspec.Struct, frozen=True, kw_only=True):
     """Until the state that a plan moves is where it belongs."""
     moved_bytes: int
     """Of all ranks."""
+
+
+class SaveAt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where versions of the state are saved."""
+
+    directory: str
+    run: str
+    """Name of the run, which names of its versions are made of."""
+
+
+class Save(_Message, frozen=True, kw_only=True):
+    """Nobody runs: write the state of `commit` in the layout of generation `base` to disk."""
+
+    generation: int
+    base: int
+    commit: Commit
+    plan: str
+    """Of generation `base`."""
+    alive: tuple[int, ...]
+    """Who writes."""
+    at: SaveAt
 
 
 class Deploy(_Message, frozen=True, kw_only=True):
@@ -339,6 +402,8 @@ class Deploy(_Message, frozen=True, kw_only=True):
     """What this rank runs, as `resihp.ir.program_bytes` has it; empty: it stands by."""
     emulated: Emulation | None = None
     """None on real devices."""
+    save_at: SaveAt | None = None
+    """None: this job saves nothing."""
 
     def __repr__(self) -> str:
         return masked_repr(self, "key")
@@ -449,6 +514,9 @@ Message = (
     | Trouble
     | Settled
     | Joined
+    | PartSaved
+    | SaveFailed
+    | VersionRefused
     | StepDone
     | Observed
     | At
@@ -458,6 +526,7 @@ Message = (
     | Start
     | Close
     | Deploy
+    | Save
     | StoreAt
     | Go
     | AskWhere

@@ -88,7 +88,7 @@ def manifest_of(parts: list[PartFile], *, step: int, updates: int, run: str = "r
     return Manifest(
         step=step,
         updates=updates,
-        record=None,
+        loss=None,
         position=POSITION,
         run=run,
         generation=1,
