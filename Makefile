@@ -139,3 +139,9 @@ $(VENV)/.bench: requirements-bench.txt $(VENV)/.run
 # Emulated devices against the simulator, in real and in virtual time.
 bench-emulated: $(VENV)/.run
 	$(BIN)/python benchmarks/emulated.py
+
+.PHONY: chaos sweep sequences bench-resilience
+
+# A job under a mix of faults, with a score. ARGS="--minutes 60" is the long one.
+chaos: $(VENV)/.run
+	$(BIN)/resihp chaos examples/chaos.toml $(or $(ARGS),--faults 12)

@@ -52,6 +52,7 @@ VERBS = {
     "train": Verb("resihp.cli.train", "train a job on this machine", light=False),
     "kill": Verb("resihp.cli.kill", "kill one rank of a running job", light=False),
     "inject": Verb("resihp.cli.inject", "bring a fault about in a running job", light=False),
+    "chaos": Verb("resihp.cli.chaos", "run a job under many faults, with a score", light=False),
     "where": Verb("resihp.cli.where", "tell who waits for whom in a running job", light=True),
     "compare": Verb("resihp.cli.compare", "compare two runs step by step", light=True),
     "verify": Verb("resihp.cli.verify", "prove that plans can run, or say why not", light=True),

@@ -1,0 +1,1 @@
+"""Faults on purpose, many of them, and a score: what `resihp chaos` does."""
