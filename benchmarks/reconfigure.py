@@ -26,8 +26,8 @@ from pathlib import Path
 
 from small_job import job_text
 
-from resihp import worker
 from resihp.config import load
+from resihp.monitor import leader
 from resihp.monitor.actions import Action
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.launcher import Launcher
@@ -55,9 +55,9 @@ class RestlessCoordinator(Coordinator):
         return super().tick(now_s)
 
 
-def worker_main(argv: list[str]) -> int:
-    worker.Coordinator = RestlessCoordinator  # type: ignore[misc]
-    return worker.main(argv)
+def leader_main(fds: list[str]) -> int:
+    leader.Coordinator = RestlessCoordinator  # type: ignore[misc]
+    return leader.main(*map(int, fds))
 
 
 def usage(pid: int) -> tuple[int, int, float]:
@@ -105,10 +105,10 @@ def run_job(folder: Path, steps: int, *, restless: bool) -> tuple[Path, Watcher]
     path.write_text(job_text("reconfigure", folder / "runs", steps, detect_within_s=0.1))
     watcher = Watcher(folder / "runs")
     watcher.start()
-    command = (__file__, "--worker") if restless else ("-m", "resihp.worker")
+    command = (__file__, "--leader") if restless else ("-m", "resihp.monitor.leader")
 
     async def launch() -> int:
-        return await Launcher(load(path), path, worker=command).run()
+        return await Launcher(load(path), path, leader=command).run()
 
     code = asyncio.run(launch())
     if code != 0:
@@ -155,6 +155,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        sys.exit(worker_main(sys.argv[2:]))
+    if sys.argv[1:2] == ["--leader"]:
+        sys.exit(leader_main(sys.argv[2:]))
     sys.exit(main())

@@ -10,18 +10,16 @@ import argparse
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from resihp.config import JobConfig, load
+from resihp.config import JobConfig, load, resolved
 from resihp.errors import ConfigError, CoordinatorLost, ResihpError, UserError
-from resihp.monitor.coordinator import Coordinator
-from resihp.monitor.planner import Planner
-from resihp.monitor.preflight import check_job
+from resihp.monitor.node.brief import Brief
+from resihp.monitor.node.owner import NodeOwner
 from resihp.monitor.process import ENDINGS
 from resihp.monitor.rendezvous import (
     Place,
@@ -32,8 +30,7 @@ from resihp.monitor.rendezvous import (
     read_place,
     rendezvous_path,
 )
-from resihp.monitor.run_dir import RunDir
-from resihp.monitor.server import CoordinatorServer
+from resihp.monitor.run_dir import announce_run
 from resihp.monitor.supervisor import Supervisor
 from resihp.wire.clock import MonotonicClock
 from resihp.wire.timing import Timing
@@ -56,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             job = msgspec.structs.replace(job, inject=())
         rank = _rank(os.environ, job)
         if rank == 0 and not inherited_from_launcher(os.environ):
+            from resihp.monitor.preflight import check_job  # the compiler with it: one rank's work
+
             check_job(job, args.job)  # `resihp train` did it before it started us
         return asyncio.run(_run(job, rank))
     except CoordinatorLost as error:
@@ -92,27 +91,35 @@ def _rank(env: Mapping[str, str], job: JobConfig) -> int:
 async def _run(job: JobConfig, rank: int) -> int:
     handed_down = inherited(os.environ)
     if handed_down is not None:
-        listener = None
-        if handed_down.listen_fd is not None:
-            listener = socket.socket(fileno=handed_down.listen_fd)
-        return await _supervise(job, rank, handed_down.place, listener)
+        return await _supervise(job, rank, handed_down.place, None, handed_down.was_restarted)
     path = rendezvous_path(os.environ, os.getppid())
     if rank != 0:
         return await _supervise(job, rank, path, None)
-    listener = listen()
-    place = publish(path, listener.getsockname()[1])
-    try:
-        return await _supervise(job, rank, place, listener)
-    finally:
-        path.unlink(missing_ok=True)
+    with listen() as listener:
+        place = publish(path, listener.getsockname()[1])
+        brief = Brief(
+            job=resolved(job),
+            secret=place.secret,
+            node=0,
+            addresses=(listener.getsockname(),),
+            run_dir=str(announce_run(job).path),
+        )
+        timing = Timing.from_detect_within(job.job.detect_within_s)
+        try:
+            return await _supervise(job, rank, place, NodeOwner(brief, listener, timing))
+        finally:
+            path.unlink(missing_ok=True)
 
 
 async def _supervise(
-    job: JobConfig, rank: int, place: Place | Path, listener: socket.socket | None
+    job: JobConfig,
+    rank: int,
+    place: Place | Path,
+    owner: NodeOwner | None,
+    was_restarted: bool = False,
 ) -> int:
-    """Run the supervisor, and beside it the coordinator where we own the listening socket."""
-    clock = MonotonicClock()
-    supervisor = Supervisor(job, rank, clock)
+    """Run the supervisor, and beside it the node's monitor where we own that."""
+    supervisor = Supervisor(job, rank, MonotonicClock(), was_restarted=was_restarted)
     timing = Timing.from_detect_within(job.job.detect_within_s)
 
     async def find_place() -> Place:
@@ -123,39 +130,13 @@ async def _supervise(
                     return found
                 await asyncio.sleep(PLACE_POLL_S)
 
-    server = None
-    if listener is not None:
-        assert isinstance(place, Place)
-        server = _server(job, place.secret, clock)
-    _handle_signals(supervisor, server)
-    serving = asyncio.create_task(server.serve(listener)) if server and listener else None
-    try:
-        code = await supervisor.run(find_place)
-    except CoordinatorLost:
-        if serving is None:
-            raise
-        code = 1
-    return await serving if serving is not None else code
+    _handle_signals(supervisor, owner)
+    owning = None if owner is None else asyncio.create_task(owner.run())
+    code = await supervisor.run(find_place)
+    return code if owning is None else await owning
 
 
-def _server(job: JobConfig, secret: bytes, clock: MonotonicClock) -> CoordinatorServer:
-    run_dir = RunDir.create(job)
-    coordinator = Coordinator(job, Planner(job), secret, clock.now_s())
-    _say(f"run directory: {run_dir.path}")
-    say = _say_emulated if job.device.kind == "emulated" else _say
-    return CoordinatorServer(job, coordinator, run_dir, secret, clock, say)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _say_emulated(line: str) -> None:
-    """No line of an emulated job can be taken for one of a real run."""
-    _say(line if "emulated" in line else f"emulated: {line}")
-
-
-def _handle_signals(supervisor: Supervisor, server: CoordinatorServer | None) -> None:
+def _handle_signals(supervisor: Supervisor, owner: NodeOwner | None) -> None:
     """The first SIGINT or SIGTERM ends the job in order, the second one at once."""
     loop = asyncio.get_running_loop()
     seen: list[signal.Signals] = []
@@ -166,9 +147,8 @@ def _handle_signals(supervisor: Supervisor, server: CoordinatorServer | None) ->
             supervisor.kill_executor()
             os._exit(code)
         seen.append(number)
-        if server is not None:
-            server.stop(f"stopped by {number.name}", code)
-            supervisor.give_up(code)
+        if owner is not None:
+            owner.send(number)
         else:
             supervisor.ask_stop(f"stopped by {number.name}", code)
 

@@ -1,8 +1,8 @@
-"""How the supervisors of one machine find their coordinator and share the job's secret.
+"""How the supervisors of one machine find their node's monitor and share the job's secret.
 
-`resihp train` hands down an inherited listening socket and the secret in an anonymous memory
-file. Under torchrun, rank 0 writes address and secret to a 0600 file named after the agent that
-is the parent of all workers. The secret is never in an argument, an environment or a log.
+`resihp train` hands down the port, and the secret in an anonymous memory file. Under torchrun,
+local rank 0 writes both to a 0600 file named after the agent that is the parent of all workers.
+The secret is never in an argument, an environment or a log.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
     "write_place",
 ]
 
-LISTEN_FD = "RESIHP_LISTEN_FD"
 SECRET_FD = "RESIHP_SECRET_FD"
 PORT = "RESIHP_PORT"
 MAX_PLACE_BYTES = 1024
+RESTARTED = "RESIHP_RESTARTED"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where the coordinator listens on the loopback interface, and the job's secret."""
+    """Where the monitor listens on the loopback interface, and the job's secret."""
 
     port: int
     secret: bytes
@@ -51,10 +51,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """What `resihp train` handed down: the place, and rank 0's listening socket."""
+    """What `resihp train` handed down to a supervisor."""
 
     place: Place
-    listen_fd: int | None
+    was_restarted: bool
+    """It takes the place of one that died."""
 
 
 def listen() -> socket.socket:
@@ -81,8 +82,7 @@ def inherited(env: Mapping[str, str]) -> Rendezvous | None:
     secret_fd = int(env[SECRET_FD])
     secret = os.pread(secret_fd, SECRET_BYTES, 0)
     os.close(secret_fd)
-    listen_fd = int(env[LISTEN_FD]) if LISTEN_FD in env else None
-    return Rendezvous(Place(int(env[PORT]), secret), listen_fd)
+    return Rendezvous(Place(int(env[PORT]), secret), RESTARTED in env)
 
 
 def rendezvous_path(env: Mapping[str, str], parent_pid: int) -> Path:

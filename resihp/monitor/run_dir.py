@@ -13,7 +13,14 @@ from resihp.config import JobConfig, resolved
 from resihp.errors import ConfigError
 from resihp.wire.messages import StepRecord
 
-__all__ = ["RunDir"]
+__all__ = ["RunDir", "announce_run"]
+
+
+def announce_run(job: JobConfig) -> RunDir:
+    """Make the directory of a new run, and print where it is. ConfigError where it cannot be."""
+    run_dir = RunDir.create(job)
+    print(f"run directory: {run_dir.path}", flush=True)
+    return run_dir
 
 
 class RunDir:
@@ -43,7 +50,12 @@ class RunDir:
     @property
     def control_path(self) -> Path:
         """While the job runs: where an operator reaches its coordinator (0600)."""
-        return self.path / "control"
+        return self.control_of(self.path)
+
+    @staticmethod
+    def control_of(path: Path | str) -> Path:
+        """The same for the run at `path`."""
+        return Path(path) / "control"
 
     @property
     def traces_path(self) -> Path:

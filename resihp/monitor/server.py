@@ -1,16 +1,16 @@
-"""The coordinator on a socket: connections in, decisions out, the run directory on disk."""
+"""The coordinator as a process among others: monitors there, the run directory here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
-from resihp.config import JobConfig, resolved
+from resihp.config import JobConfig
+from resihp.errors import AuthError, WireError
 from resihp.monitor.actions import (
     Action,
     Decide,
@@ -24,28 +24,41 @@ from resihp.monitor.actions import (
     StepCommitted,
 )
 from resihp.monitor.coordinator import Coordinator, Phase
+from resihp.monitor.links import Links
+from resihp.monitor.node.brief import Brief
 from resihp.monitor.observations import ObservationLog
-from resihp.monitor.process import ProcessHandle
 from resihp.monitor.rendezvous import Place, write_place
 from resihp.monitor.run_dir import RunDir
 from resihp.monitor.summary import step_line, summary
-from resihp.wire.auth import Identity
-from resihp.wire.channel import Channel, connection_lost
 from resihp.wire.clock import Clock
-from resihp.wire.gate import Gate, is_worth_a_line
 from resihp.wire.messages import (
-    AskStop,
     AskWhere,
     At,
+    ExecutorStarted,
     Fence,
-    Hello,
     Inject,
     KillRank,
+    Message,
     Positions,
     Refused,
     Reply,
-    Stop,
-    Welcome,
+    Resend,
+    decode,
+    encode,
+)
+from resihp.wire.nodes import (
+    Drained,
+    Ended,
+    EvictRank,
+    FromOperator,
+    FromRank,
+    NodeBeat,
+    NodeMessage,
+    RankGone,
+    StopAsked,
+    ToOperator,
+    ToRanks,
+    TurnedAway,
 )
 from resihp.wire.timing import Timing
 
@@ -77,40 +90,54 @@ class _Census:
 
 
 class CoordinatorServer:
-    """Serves one job until it ends and every supervisor has left (or the grace is over)."""
+    """Leads one job until it ends and every supervisor has left (or the grace is over)."""
 
     def __init__(
         self,
         job: JobConfig,
         coordinator: Coordinator,
         run_dir: RunDir,
-        secret: bytes,
+        brief: Brief,
+        term: int,
         clock: Clock,
         say: Callable[[str], None],
     ) -> None:
         self._job = job
         self._coordinator = coordinator
         self._run_dir = run_dir
-        self._secret = secret
+        self._brief = brief
         self._clock = clock
         self._say = say
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
-        self._gate = Gate(secret, self._admit, timeout_s=self._timing.handshake_s)
-        self._channels: dict[int, Channel] = {}
-        self._handles: dict[int, ProcessHandle] = {}
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._links = Links(
+            brief,
+            term,
+            job.job.name,
+            self._timing,
+            run_dir=str(run_dir.path),
+            hear=self._hear,
+            reached=self._reached,
+            lost=self._lost,
+        )
+        self._here: set[int] = set()
+        """Ranks whose supervisor is there."""
+        self._pids: dict[int, int] = {}
+        """Of the executor that each rank started last."""
+        self._drained: set[int] = set()
         self._observations = ObservationLog(run_dir.traces_path)
         self._censuses: list[_Census] = []
+        self._answering: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._all_left = asyncio.Event()
         self.exit_code = 1
         self.reason = ""
 
-    async def serve(self, listener: socket.socket) -> int:
+    async def serve(self) -> int:
         """Run the job; its exit code."""
-        server = await asyncio.start_server(self._connected, sock=listener)
-        place = Place(listener.getsockname()[1], self._secret)
-        write_place(self._run_dir.control_path, place)
+        host, port = self._brief.addresses[self._brief.node]
+        assert host
+        write_place(self._run_dir.control_path, Place(port, self._brief.secret))
+        self._links.open()
         ticker = asyncio.create_task(self._tick())
         try:
             await self._ended.wait()
@@ -119,12 +146,11 @@ class CoordinatorServer:
         except TimeoutError:
             self._say("some supervisors did not leave in time")
         finally:
-            ticker.cancel()
-            server.close()
-            for writer in self._connections.values():
-                writer.close()
-            await asyncio.gather(*self._connections)
+            for task in (ticker, *self._answering):
+                task.cancel()
+            await asyncio.gather(ticker, *self._answering, return_exceptions=True)
             self._finish()
+            await self._links.close(self._timing.grace_s)
         return self.exit_code
 
     def stop(self, reason: str, exit_code: int) -> None:
@@ -145,8 +171,6 @@ class CoordinatorServer:
                 headline,
             )
         )
-        for handle in self._handles.values():
-            handle.close()
         self._run_dir.control_path.unlink()
         self._observations.close()
         if self._observations.trouble:
@@ -158,90 +182,88 @@ class CoordinatorServer:
             await asyncio.sleep(self._timing.beat_s)
             self._perform(self._coordinator.tick(self._clock.now_s()))
 
-    # --- connections
+    # --- monitors
 
-    def _admit(self, identity: Identity) -> str | None:
-        if identity.job != self._job.job.name:
-            return f"this is job {self._job.job.name!r}, not {identity.job!r}"
-        if identity.role == "operator":
-            return None
-        if identity.role != "supervisor" or identity.rank not in range(self._job.parallel.world):
-            return f"no place for {identity.role} {identity.rank}"
-        if identity.rank in self._channels:
-            return f"rank {identity.rank} is here already"
-        return None
+    def _reached(self, node: int) -> None:
+        ranks = tuple(self._brief.ranks(node, self._job.parallel.world))
+        again = Resend(from_step=len(self._coordinator.records))
+        self._links.send(node, ToRanks(ranks=ranks, payload=encode(again)))
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections[task] = writer
-        try:
-            identity, channel = await self._gate.enter(reader, writer)
-            if identity.role == "operator":
-                await self._serve_operator(channel)
-            else:
-                await self._serve_rank(identity.rank, channel)
-        except ProcessLookupError:
-            pass  # a supervisor that died right after its first message
-        except Exception as error:
-            if not connection_lost(error):
-                raise
-            self._refused(error)
-        finally:
-            del self._connections[task]
-            writer.close()
+    def _lost(self, node: int, why: str) -> None:
+        self._here -= set(self._brief.ranks(node, self._job.parallel.world))
 
-    def _refused(self, error: Exception) -> None:
-        num = self._gate.num_refused
-        if is_worth_a_line(num):
-            why = str(error) or type(error).__name__
-            row: dict[str, object] = {"why": why, "refused_so_far": num}
-            self._run_dir.event("connection_refused", row, self._clock.now_s())
-
-    async def _serve_rank(self, rank: int, channel: Channel) -> None:
-        self._channels[rank] = channel
-        channel.send(Welcome(run_dir=str(self._run_dir.path), job=resolved(self._job)))
-        if self._ended.is_set():
-            channel.send(Stop(reason=self.reason, exit_code=self.exit_code))
-        try:
-            while (message := await channel.receive()) is not None:
-                if isinstance(message, Hello):
-                    self._handles[rank] = ProcessHandle(message.pid)
-                elif isinstance(message, AskStop):
-                    self.stop(message.reason, message.exit_code)
-                else:
-                    if isinstance(message, At):
-                        for census in self._censuses:
-                            census.add(rank, message)
-                    now_s = self._clock.now_s()
-                    self._perform(self._coordinator.receive(rank, message, now_s))
-        finally:
-            del self._channels[rank]
-            self._perform(self._coordinator.disconnected(rank, self._clock.now_s()))
-            if not self._channels:
-                self._all_left.set()
-
-    async def _serve_operator(self, channel: Channel) -> None:
-        async with asyncio.timeout(self._timing.handshake_s):
-            message = await channel.receive()
+    def _hear(self, node: int, message: NodeMessage) -> None:
+        now_s = self._clock.now_s()
         match message:
-            case KillRank():
-                channel.send(self._kill(message.rank))
-            case Inject():
-                channel.send(self._inject(message))
-            case AskWhere():
-                channel.send(await self._positions())
+            case NodeBeat():
+                for rank, beat in message.beats.items():
+                    self._perform(self._coordinator.receive(rank, beat, now_s))
+            case FromRank():
+                self._hear_rank(message.rank, decode(message.payload), now_s)
+            case RankGone():
+                self._here.discard(message.rank)
+                self._perform(self._coordinator.disconnected(message.rank, now_s))
+            case FromOperator():
+                task = asyncio.create_task(self._answer(node, message))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+            case TurnedAway():
+                row: dict[str, object] = {"node": node, "why": message.why}
+                row["refused_so_far"] = message.refused_so_far
+                self._run_dir.event("connection_refused", row, now_s)
+            case StopAsked():
+                self.stop(message.reason, message.exit_code)
+            case Drained():
+                self._drained.add(node)
+                self._check_left()
             case _:
-                return
-        await channel.drain(self._timing.grace_s)
+                raise AuthError(f"a monitor does not send {type(message).__name__}")
+
+    def _hear_rank(self, rank: int, message: Message, now_s: float) -> None:
+        self._here.add(rank)
+        if isinstance(message, ExecutorStarted):
+            if self._pids.get(rank) == message.pid:
+                return  # said again
+            self._pids[rank] = message.pid
+        if isinstance(message, At):
+            for census in self._censuses:
+                census.add(rank, message)
+        self._perform(self._coordinator.receive(rank, message, now_s))
+
+    def _check_left(self) -> None:
+        if self._ended.is_set() and self._links.connected <= self._drained:
+            self._all_left.set()
+
+    def _send(self, rank: int, message: Message) -> None:
+        node = self._brief.node_of(rank, self._job.parallel.world)
+        self._links.send(node, ToRanks(ranks=(rank,), payload=encode(message)))
+
+    # --- operators
+
+    async def _answer(self, node: int, request: FromOperator) -> None:
+        try:
+            message = decode(request.payload)
+        except WireError as error:
+            answer: Message = Refused(text=str(error))
+        else:
+            match message:
+                case KillRank():
+                    answer = self._kill(message.rank)
+                case Inject():
+                    answer = self._inject(message)
+                case AskWhere():
+                    answer = await self._positions()
+                case _:
+                    answer = Refused(text=f"{type(message).__name__} is no request")
+        self._links.send(node, ToOperator(number=request.number, payload=encode(answer)))
 
     async def _positions(self) -> Positions:
         """Where the ranks are that answer within a moment."""
-        census = _Census(self._coordinator.alive & self._channels.keys())
+        census = _Census(self._coordinator.alive & self._here)
         self._censuses.append(census)
         try:
             for rank in census.missing:
-                self._channels[rank].send(AskWhere())
+                self._send(rank, AskWhere())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timing.beat_s + CENSUS_S):
                     await census.complete.wait()
@@ -254,7 +276,7 @@ class CoordinatorServer:
         if refusal is not None:
             return Refused(text=refusal)
         self._coordinator.hit(rank, self._clock.now_s())
-        self._channels[rank].send(Fence(reason="operator"))
+        self._send(rank, Fence(reason="operator"))
         return Reply(text=f"rank {rank}: SIGKILL sent to its executor")
 
     def _inject(self, order: Inject) -> Reply | Refused:
@@ -264,13 +286,13 @@ class CoordinatorServer:
         self._run_dir.event(
             "inject", {"rank": order.rank, "fault": order.fault}, self._clock.now_s()
         )
-        self._channels[order.rank].send(order)
+        self._send(order.rank, order)
         return Reply(text=f"rank {order.rank}: {order.fault.get('kind')} is on its way")
 
     def _unfit(self, rank: int) -> str | None:
         """Why nothing can be done to `rank`; None: it can."""
         alive = sorted(self._coordinator.alive)
-        if rank not in alive or rank not in self._channels:
+        if rank not in alive or rank not in self._here:
             return f"rank {rank} is not alive; alive ranks: {alive}"
         if self._coordinator.phase is Phase.STARTING:
             return "the job has not begun yet"
@@ -278,21 +300,13 @@ class CoordinatorServer:
             return "the job is ending"
         return None
 
-    def _evict(self, rank: int) -> None:
-        """Kill a silent supervisor, and take it for gone even where it cannot be killed."""
-        if rank in self._handles:
-            self._handles[rank].send(signal.SIGKILL)
-        if rank in self._channels:
-            self._channels[rank].close()
-
     # --- actions
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(rank, message):
-                    if rank in self._channels:
-                        self._channels[rank].send(message)
+                    self._send(rank, message)
                 case Decide(entry):
                     now_s = self._clock.now_s()
                     self._perform(self._coordinator.decided(entry.generation, now_s))
@@ -311,9 +325,14 @@ class CoordinatorServer:
                 case Say(line):
                     self._say(line)
                 case Evict(rank):
-                    self._evict(rank)
+                    node = self._brief.node_of(rank, self._job.parallel.world)
+                    self._links.send(node, EvictRank(rank=rank))
                 case End(exit_code, reason):
-                    self.exit_code, self.reason = exit_code, reason
-                    self._ended.set()
-                    if not self._channels:
-                        self._all_left.set()
+                    self._end(exit_code, reason)
+
+    def _end(self, exit_code: int, reason: str) -> None:
+        self.exit_code, self.reason = exit_code, reason
+        for node in self._links.connected:
+            self._links.send(node, Ended(exit_code=exit_code, reason=reason))
+        self._ended.set()
+        self._check_left()

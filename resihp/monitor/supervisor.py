@@ -1,7 +1,8 @@
 """The rank supervisor: a thin process that owns an executor and outlives it.
 
 It starts the executor, relays its messages, carries its heartbeat, sees its end at once (pidfd),
-fences it on order, and on rank 0 also hosts the coordinator. It never imports torch.
+and fences it on order. Its node's monitor may die: the executor runs on, and what the executor
+said last is said again to the next monitor and the next coordinator. It never imports torch.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from resihp.config import JobConfig
 from resihp.errors import AuthError, CoordinatorLost, WireError
+from resihp.monitor.executor_process import ExecutorProcess
 from resihp.monitor.inject import SupervisorFaults
-from resihp.monitor.process import Child, is_stopped
 from resihp.monitor.rendezvous import Place
+from resihp.monitor.replay import Replay
 from resihp.monitor.run_dir import RunDir
 from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
@@ -27,107 +27,111 @@ from resihp.wire.clock import Clock
 from resihp.wire.messages import (
     AskStop,
     Beat,
-    ExecutorExited,
-    ExecutorStarted,
     Fault,
     Fence,
     Hello,
     Inject,
-    Ready,
-    Start,
+    Message,
+    Resend,
+    Respawn,
     Stop,
     Welcome,
+    decode,
+    encode,
 )
 from resihp.wire.timing import Timing
 
 __all__ = ["Supervisor"]
 
 RETRY_S = 0.05
-LAST_WORDS_BYTES = 2000
 
 
 class Supervisor:
     """Runs one rank until the job stops; `run` returns the exit code of this process."""
 
-    def __init__(self, job: JobConfig, rank: int, clock: Clock) -> None:
+    def __init__(
+        self, job: JobConfig, rank: int, clock: Clock, *, was_restarted: bool = False
+    ) -> None:
+        """`was_restarted`: an earlier supervisor of this rank died; wait to be told to begin."""
         self._job = job
         self._rank = rank
         self._clock = clock
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
-        self._child: Child | None = None
+        self._waits = was_restarted
+        self._executor: ExecutorProcess | None = None
+        self._welcome: Welcome | None = None
+        self._replay = Replay()
         self._up: Channel | None = None
-        self._down: Channel | None = None
-        self._progress = Beat(step=-1, instruction=-1)
         self._stop: Stop | None = None
         self._gave_up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._is_ready = False
         self._faults = SupervisorFaults(job, self, clock)
         self._dying: asyncio.Task[None] | None = None
 
     async def run(self, find_place: Callable[[], Awaitable[Place]]) -> int:
-        """Serve this rank. CoordinatorLost where the coordinator ends before the job does."""
-        connecting = asyncio.create_task(self._connect(find_place))
-        await asyncio.wait([connecting, self._gave_up], return_when=asyncio.FIRST_COMPLETED)
-        if self._gave_up.done():
-            connecting.cancel()
-            return self._gave_up.result()
-        self._up = connecting.result()
-        self._up.send(Hello(pid=os.getpid()))
-        welcome = await self._up.receive()
-        if not isinstance(welcome, Welcome):
-            raise CoordinatorLost("the coordinator left before the start")
-        log_path = RunDir(Path(welcome.run_dir)).log_path(self._rank)
-        self._down = await self._start_executor(log_path)
-        self._down.send(Start(rank=self._rank, job=welcome.job, struck=dict(self._faults.struck)))
-        tasks = [
-            asyncio.create_task(work)
-            for work in (self._relay_up(), self._watch(log_path), self._beat())
-        ]
+        """Serve this rank. CoordinatorLost where no monitor is reached for too long."""
+        serving = asyncio.create_task(self._serve(find_place))
+        beating = asyncio.create_task(self._beat())
         try:
-            await self._relay_down()
+            await asyncio.wait(
+                [serving, beating, self._gave_up], return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._gave_up.done():
+                return self._gave_up.result()
+            if beating.done():
+                beating.result()
+            return await serving
         finally:
-            await self._end_executor()
-            for task in tasks:
+            for task in (serving, beating):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._up.drain(self._timing.grace_s)
-            self._up.close()
-        assert self._stop is not None
-        return self._stop.exit_code
+            await asyncio.gather(serving, beating, return_exceptions=True)
 
     def ask_stop(self, reason: str, exit_code: int) -> None:
-        """A signal arrived: ask the coordinator to end the whole job in order."""
+        """A signal arrived: ask for the end of the whole job, in order."""
         if self._up is not None:
             self._up.send(AskStop(reason=reason, exit_code=exit_code))
-        else:
-            self.give_up(exit_code)
-
-    def give_up(self, exit_code: int) -> None:
-        """End at once where we have not reached the coordinator yet."""
-        if self._up is None and not self._gave_up.done():
+        elif not self._gave_up.done():
             self._gave_up.set_result(exit_code)
 
     def kill_executor(self) -> None:
         """SIGKILL the executor now."""
-        if self._child is not None:
-            self._child.send(signal.SIGKILL)
+        if self._executor is not None:
+            self._executor.kill()
+
+    async def _serve(self, find_place: Callable[[], Awaitable[Place]]) -> int:
+        try:
+            while self._stop is None:
+                self._up = channel = await self._connect(find_place)
+                try:
+                    await self._obey(channel)
+                except WireError:
+                    pass  # a monitor that cannot be trusted is as good as none
+                finally:
+                    if self._stop is None:
+                        self._up = None
+                        channel.close()
+            return self._stop.exit_code
+        finally:
+            if self._executor is not None:
+                await self._executor.end(self._stop)
+            if self._up is not None:
+                await self._up.drain(self._timing.grace_s)
+                self._up.close()
 
     # --- what injected faults do (`monitor.inject.Body`)
 
     def signal_executor(self, number: signal.Signals) -> None:
         """See `Body`."""
-        if self._child is not None:
-            self._child.send(number)
+        if self._executor is not None:
+            self._executor.signal(number)
 
     def send_up(self, fault: Fault) -> None:
         """See `Body`."""
-        if self._up is not None:
-            self._up.send(fault)
+        self._say(fault)
 
     def send_down(self, order: Inject) -> None:
         """See `Body`."""
-        if self._down is not None:
-            self._down.send(order)
+        if self._executor is not None:
+            self._executor.send_payload(encode(order))
 
     def die(self) -> None:
         """See `Body`."""
@@ -139,124 +143,95 @@ class Supervisor:
         os.kill(os.getpid(), signal.SIGKILL)
 
     async def _connect(self, find_place: Callable[[], Awaitable[Place]]) -> Channel:
-        """Connect to the coordinator; retried, since a stale rendezvous file may mislead us."""
+        """Connect to the monitor; retried, since it may restart, or a stale file mislead us."""
         identity = Identity(self._job.job.name, "supervisor", self._rank, 0)
-        deadline_s = self._clock.now_s() + self._timing.start_s
+        bound_s = self._timing.start_s if self._welcome is None else self._timing.orphan_s
+        deadline_s = self._clock.now_s() + bound_s
         while True:
             place = await find_place()
             try:
-                reader, writer = await asyncio.open_connection(LOOPBACK, place.port)
-                seals = await connect_handshake(
-                    reader, writer, place.secret, identity, timeout_s=self._timing.handshake_s
-                )
-                return Channel(reader, writer, seals)
+                return await self._dial(place, identity)
             except (OSError, WireError, TimeoutError) as error:
                 if self._clock.now_s() > deadline_s:
-                    raise AuthError(f"cannot reach this job's coordinator: {error}") from error
+                    why = str(error) or type(error).__name__
+                    if self._welcome is None:
+                        raise AuthError(f"cannot reach this node's monitor: {why}") from error
+                    raise CoordinatorLost(
+                        f"no monitor of this node for {bound_s:.0f} s ({why})"
+                    ) from error
                 await asyncio.sleep(RETRY_S)
 
-    async def _start_executor(self, log_path: Path) -> Channel:
-        ours, theirs = socket.socketpair()
-        with theirs, log_path.open("ab") as log:
-            self._child = Child(
-                [sys.executable, "-m", "resihp.executor", str(theirs.fileno())],
-                env=_executor_env(),
-                pass_fds=(theirs.fileno(),),
-                output=log,
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        assert self._up is not None
-        self._up.send(ExecutorStarted(pid=self._child.pid))
-        return Channel(reader, writer)
-
-    async def _end_executor(self) -> None:
-        if self._child is None:
-            return
-        if self._stop is not None and self._down is not None and self._is_ready:
-            self._down.send(self._stop)
-            await self._child.end(self._timing.grace_s)
-        else:
-            await self._child.end(0)
-
-    # --- the four duties
-
-    async def _relay_down(self) -> None:
-        assert self._up is not None
-        assert self._down is not None
-        while (message := await self._up.receive()) is not None:
-            if isinstance(message, Stop):
-                self._stop = message
-                return
-            if isinstance(message, Fence):
-                self.kill_executor()
-            elif isinstance(message, Inject):
-                self._faults.ordered(message)
-            else:
-                self._down.send(message)
-        raise CoordinatorLost("the coordinator is gone")
-
-    async def _relay_up(self) -> None:
-        assert self._up is not None
-        assert self._down is not None
+    async def _dial(self, place: Place, identity: Identity) -> Channel:
+        reader, writer = await asyncio.open_connection(LOOPBACK, place.port)
         try:
-            while (message := await self._down.receive()) is not None:
-                if isinstance(message, Beat):
-                    self._progress = message
-                else:
-                    self._is_ready = self._is_ready or isinstance(message, Ready)
-                    self._up.send(message)
-                    if isinstance(message, Fault):
-                        self._faults.announced(message)
-        except WireError as error:
-            print(f"resihp: rank {self._rank}: executor fenced: {error}", file=sys.stderr)
-            self.kill_executor()
+            seals = await connect_handshake(
+                reader, writer, place.secret, identity, timeout_s=self._timing.handshake_s
+            )
+        except BaseException:
+            writer.close()
+            raise
+        channel = Channel(reader, writer, seals)
+        has_executor = self._executor is not None or not self._waits
+        channel.send(Hello(pid=os.getpid(), has_executor=has_executor))
+        return channel
 
-    async def _watch(self, log_path: Path) -> None:
-        assert self._up is not None
-        assert self._child is not None
-        code = await self._child.wait()
-        words = "" if code < 0 else _last_words(log_path)
-        self._up.send(ExecutorExited(code=code, last_words=words))
+    # --- what it is told
+
+    async def _obey(self, channel: Channel) -> None:
+        while (payload := await channel.receive_payload()) is not None:
+            match decode(payload):
+                case Stop() as stop:
+                    self._stop = stop
+                    return
+                case Welcome() as welcome:
+                    await self._welcomed(welcome)
+                case Fence():
+                    self.kill_executor()
+                case Inject() as order:
+                    self._faults.ordered(order)
+                case Respawn():
+                    await self._start_executor()
+                case Resend() as again:
+                    for message in self._replay.messages(again.from_step):
+                        channel.send(message)
+                case _:
+                    if self._executor is not None:
+                        self._executor.send_payload(payload)
+
+    async def _welcomed(self, welcome: Welcome) -> None:
+        is_first, self._welcome = self._welcome is None, welcome
+        if is_first and not self._waits:
+            await self._start_executor()
+
+    async def _start_executor(self) -> None:
+        assert self._welcome is not None
+        if self._executor is not None:
+            await self._executor.end(None)
+        log_path = RunDir(Path(self._welcome.run_dir)).log_path(self._rank)
+        self._executor = ExecutorProcess(self._rank, log_path, self._timing, self._executor_says)
+        await self._executor.open(self._welcome.job, self._faults.struck)
+
+    # --- what it says
+
+    def _executor_says(self, message: Message) -> None:
+        self._say(message)
+        if isinstance(message, Fault):
+            self._faults.announced(message)
+
+    def _say(self, message: Message) -> None:
+        self._replay.keep(message)
+        if self._up is not None:
+            self._up.send(message)
 
     async def _beat(self) -> None:
-        """Liveness to the coordinator; fences an executor that the kernel shows as stopped."""
-        up = self._up
-        assert up is not None
-        assert self._child is not None
-        stopped_since_s: float | None = None
+        """Liveness to the monitor; fences an executor that the kernel shows as stopped."""
         while True:
-            self._faults.beat(lambda: up.send(self._progress))
+            self._faults.beat(self._send_beat)
             await asyncio.sleep(self._timing.beat_s)
-            if not (self._child.running and is_stopped(self._child.pid)):
-                stopped_since_s = None
-                continue
-            now_s = self._clock.now_s()
-            if stopped_since_s is None:
-                stopped_since_s = now_s
-            elif now_s - stopped_since_s >= self._timing.stopped_s:
-                up.send(
-                    Fault(
-                        kind="stopped",
-                        step=self._progress.step,
-                        instruction=self._progress.instruction,
-                        at_s=min(stopped_since_s, self._faults.stopped_at_s),
-                    )
-                )
-                self.kill_executor()
+            if self._executor is not None:
+                self._executor.check_stopped(self._clock.now_s(), self._faults.stopped_at_s)
 
-
-def _executor_env() -> dict[str, str]:
-    """The executor's environment: one compute thread, loopback for gloo, unless the user says."""
-    env = dict(os.environ)
-    env.setdefault("OMP_NUM_THREADS", "1")
-    env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    env["PYTHONUNBUFFERED"] = "1"
-    return env
-
-
-def _last_words(log_path: Path) -> str:
-    """The end of an executor's log, which holds its exception."""
-    with log_path.open("rb") as log:
-        log.seek(0, os.SEEK_END)
-        log.seek(max(0, log.tell() - LAST_WORDS_BYTES))
-        return log.read().decode("utf-8", errors="replace")
+    def _send_beat(self) -> None:
+        if self._up is not None:
+            executor = self._executor
+            self._up.send(Beat(step=-1, instruction=-1) if executor is None else executor.progress)

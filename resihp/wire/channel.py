@@ -29,6 +29,7 @@ from resihp.wire.messages import Message, decode, decode_as, encode
 __all__ = [
     "MAX_UNSENT_BYTES",
     "Channel",
+    "FrameChannel",
     "Reader",
     "Writer",
     "accept_handshake",
@@ -67,21 +68,24 @@ async def read_frame(reader: Reader, *, limit_bytes: int) -> bytes | None:
         return None
 
 
-class Channel:
-    """One connection that carries messages. `send` never blocks; `receive` is for one reader."""
+class FrameChannel:
+    """One connection that carries frames. `send_payload` never blocks; one reader receives."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         seals: tuple[Seal, Seal] | None = None,
+        *,
+        limit_bytes: int = CONTROL_LIMIT_BYTES,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._outgoing, self._incoming = seals if seals is not None else (None, None)
+        self._limit_bytes = limit_bytes
 
-    def send(self, message: Message) -> None:
-        """Queue a message; a closed connection drops it (the reader reports the loss).
+    def send_payload(self, payload: bytes) -> None:
+        """Queue a frame; a closed connection drops it (the reader reports the loss).
 
         A peer that reads so slowly that too much waits for it loses its connection.
         """
@@ -90,19 +94,16 @@ class Channel:
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self._writer.transport.abort()
             return
-        payload = encode(message)
         if self._outgoing is not None:
             payload = self._outgoing.close(payload)
-        self._writer.write(frame(payload))
+        self._writer.write(frame(payload, limit_bytes=self._limit_bytes))
 
-    async def receive(self) -> Message | None:
-        """The next message, None when the peer is gone. FrameError, AuthError: do not trust it."""
-        payload = await read_frame(self._reader, limit_bytes=CONTROL_LIMIT_BYTES)
-        if payload is None:
-            return None
-        if self._incoming is not None:
-            payload = self._incoming.open(payload)
-        return decode(payload)
+    async def receive_payload(self) -> bytes | None:
+        """The next payload, None when the peer is gone. FrameError, AuthError: do not trust it."""
+        payload = await read_frame(self._reader, limit_bytes=self._limit_bytes)
+        if payload is None or self._incoming is None:
+            return payload
+        return self._incoming.open(payload)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until the peer took what was sent, at most `timeout_s`."""
@@ -113,6 +114,19 @@ class Channel:
     def close(self) -> None:
         """Close the connection; what was sent before still goes out."""
         self._writer.close()
+
+
+class Channel(FrameChannel):
+    """Messages between an executor, its supervisor, the node's monitor and an operator."""
+
+    def send(self, message: Message) -> None:
+        """Queue a message; a closed connection drops it (the reader reports the loss)."""
+        self.send_payload(encode(message))
+
+    async def receive(self) -> Message | None:
+        """The next message, None when the peer is gone. FrameError, AuthError: do not trust it."""
+        payload = await self.receive_payload()
+        return None if payload is None else decode(payload)
 
 
 async def _hello(reader: Reader) -> bytes:

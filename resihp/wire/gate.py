@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 
 from resihp.errors import AuthError
-from resihp.wire.auth import Identity
+from resihp.wire.auth import Identity, Seal
 from resihp.wire.channel import Channel, accept_handshake
 
 __all__ = ["MAX_STRANGERS", "Gate", "is_worth_a_line", "notice_silence"]
@@ -40,6 +40,13 @@ class Gate:
     async def enter(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Identity, Channel]:
+        """The peer, once it proved itself, and its messages; see `prove`."""
+        identity, seals = await self.prove(reader, writer)
+        return identity, Channel(reader, writer, seals)
+
+    async def prove(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[Identity, tuple[Seal, Seal]]:
         """The peer, once it proved itself; the caller closes `writer` in any case.
 
         FrameError, AuthError, TimeoutError or ConnectionError where it does not get in.
@@ -61,7 +68,7 @@ class Gate:
         finally:
             self._strangers.pop(writer, None)
         notice_silence(writer.get_extra_info("socket"), self._timeout_s)
-        return identity, Channel(reader, writer, (seals[0], seals[1]))
+        return identity, (seals[0], seals[1])
 
 
 def is_worth_a_line(count: int) -> bool:

@@ -105,9 +105,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The supervisor's own process number, on its first message."""
+    """The first message of a supervisor on each connection."""
 
     pid: int
+    """Its own process number."""
+    has_executor: bool = True
+    """False: it was started again and waits for `Respawn`."""
 
 
 class AskStop(_Message, frozen=True, kw_only=True):

@@ -36,6 +36,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """A node that has not heard a leader this long has its executors killed."""
     alone_s: float
     """A node that has not heard a leader this long ends."""
+    orphan_s: float
+    """A supervisor that reaches no monitor this long ends its executor and itself."""
 
     def settle_bound_s(self, longest_step_s: float | None) -> float:
         """How long a survivor may take to leave: it finishes the chunk that it computes first.
@@ -63,4 +65,5 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             lease_s=max(2 * detect_within_s, 2.0),
             fence_s=max(20 * detect_within_s, 20.0),
             alone_s=max(120 * detect_within_s, 120.0),
+            orphan_s=max(30 * detect_within_s, 30.0),
         )

@@ -120,6 +120,11 @@ class Run:
     def supervisor_pid(self, rank: int) -> int:
         return parent_of(self.executor_pid(rank))
 
+    def pid_of(self, module: str) -> int:
+        """The only process of this job that runs `module`."""
+        (pid,) = [pid for pid in descendants(self.process.pid) if runs_module(pid, module)]
+        return pid
+
     def read_until(self, stop: Callable[[str], bool]) -> None:
         """Read lines of the console until one fulfils `stop` (or the job ends)."""
         assert self.process.stdout is not None
@@ -152,6 +157,14 @@ def descendants(pid: int) -> set[int]:
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
+
+
+def runs_module(pid: int, module: str) -> bool:
+    """Whether the process is `python -m module`."""
+    try:
+        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it ended meanwhile
 
 
 def tagged(value: str) -> set[int]:

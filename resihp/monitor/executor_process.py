@@ -1,0 +1,143 @@
+"""One executor as a child of its supervisor: started, listened to, watched, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from resihp.errors import WireError
+from resihp.monitor.process import Child, is_stopped
+from resihp.wire.channel import Channel
+from resihp.wire.messages import (
+    Beat,
+    ExecutorExited,
+    ExecutorStarted,
+    Fault,
+    Message,
+    Ready,
+    Start,
+    Stop,
+)
+from resihp.wire.timing import Timing
+
+__all__ = ["ExecutorProcess"]
+
+LAST_WORDS_BYTES = 2000
+
+
+class ExecutorProcess:
+    """The executor of one rank, from its start to its end; `tell` hears what it says and does."""
+
+    def __init__(
+        self, rank: int, log_path: Path, timing: Timing, tell: Callable[[Message], None]
+    ) -> None:
+        self._rank = rank
+        self._log_path = log_path
+        self._timing = timing
+        self._tell = tell
+        self._is_ready = False
+        self._stopped_since_s: float | None = None
+        self.progress = Beat(step=-1, instruction=-1)
+        """Its last beat."""
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        with theirs, log_path.open("ab") as log:
+            self._child = Child(
+                [sys.executable, "-m", "resihp.executor", str(theirs.fileno())],
+                env=_executor_env(),
+                pass_fds=(theirs.fileno(),),
+                output=log,
+            )
+        self._channel: Channel | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, job: str, struck: Mapping[int, int]) -> None:
+        """Begin to listen to it, and tell it its job (resolved TOML).
+
+        `struck`: the last step that each injection struck in, which are not to strike again.
+        """
+        reader, writer = await asyncio.open_unix_connection(sock=self._socket)
+        self._channel = Channel(reader, writer)
+        self._tell(ExecutorStarted(pid=self._child.pid))
+        self._channel.send(Start(rank=self._rank, job=job, struck=dict(struck)))
+        self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._wait())]
+
+    def send_payload(self, payload: bytes) -> None:
+        """A message for it, as it came."""
+        if self._channel is not None:
+            self._channel.send_payload(payload)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._child.send(number)
+
+    def kill(self) -> None:
+        """SIGKILL, now."""
+        self._child.send(signal.SIGKILL)
+
+    async def end(self, stop: Stop | None) -> None:
+        """Let it end by `stop` where there is one and it can hear it, by force otherwise."""
+        if stop is not None and self._channel is not None and self._is_ready:
+            self._channel.send(stop)
+            await self._child.end(self._timing.grace_s)
+        else:
+            await self._child.end(0)
+        # What it said last and its end are told before we return.
+        await asyncio.gather(*self._tasks)
+        if self._channel is not None:
+            self._channel.close()
+
+    def check_stopped(self, now_s: float, known_since_s: float) -> None:
+        """Kill it where the kernel shows it as stopped for too long.
+
+        `known_since_s`: when somebody stopped it on purpose; infinity: nobody did.
+        """
+        if not (self._child.running and is_stopped(self._child.pid)):
+            self._stopped_since_s = None
+        elif self._stopped_since_s is None:
+            self._stopped_since_s = now_s
+        elif now_s - self._stopped_since_s >= self._timing.stopped_s:
+            step, instruction = self.progress.step, self.progress.instruction
+            since_s = min(self._stopped_since_s, known_since_s)
+            self._tell(Fault(kind="stopped", step=step, instruction=instruction, at_s=since_s))
+            self.kill()
+
+    async def _listen(self) -> None:
+        assert self._channel is not None
+        try:
+            while (message := await self._channel.receive()) is not None:
+                if isinstance(message, Beat):
+                    self.progress = message
+                else:
+                    self._is_ready = self._is_ready or isinstance(message, Ready)
+                    self._tell(message)
+        except WireError as error:
+            print(f"resihp: rank {self._rank}: executor fenced: {error}", file=sys.stderr)
+            self.kill()
+
+    async def _wait(self) -> None:
+        code = await self._child.wait()
+        words = "" if code < 0 else _last_words(self._log_path)
+        self._tell(ExecutorExited(code=code, last_words=words))
+
+
+def _executor_env() -> dict[str, str]:
+    """The executor's environment: one compute thread, loopback for gloo, unless the user says."""
+    env = dict(os.environ)
+    env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    env["PYTHONUNBUFFERED"] = "1"
+    return env
+
+
+def _last_words(log_path: Path) -> str:
+    """The end of an executor's log, which holds its exception."""
+    with log_path.open("rb") as log:
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - LAST_WORDS_BYTES))
+        return log.read().decode("utf-8", errors="replace")

@@ -1,0 +1,94 @@
+"""Keeps a child process alive: started again when it ends, killed when it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from resihp.errors import ResihpError
+from resihp.monitor.process import Child, is_stopped
+from resihp.wire.timing import Timing
+
+__all__ = ["Keeper", "pause_s"]
+
+QUICK_S = 10.0
+"""A process that ends sooner after its start than this ended quickly."""
+MAX_QUICK_ENDS = 5
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+
+
+def pause_s(num_quick: int) -> float:
+    """How long to wait before a process is started again that ended quickly so often in a row."""
+    if num_quick == 0:
+        return 0.0
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(num_quick - 1, 30))
+
+
+class Keeper:
+    """One process after the other, the next when the last one has ended."""
+
+    def __init__(
+        self,
+        what: str,
+        start: Callable[[], Child],
+        is_over: Callable[[int], bool],
+        timing: Timing,
+        *,
+        max_quick_ends: int | None = MAX_QUICK_ENDS,
+    ) -> None:
+        """`start` makes the next process, `is_over` says whether an exit code is the last one's.
+
+        After `max_quick_ends` quick ends in a row the keeper gives up (None: never).
+        """
+        self._what = what
+        self._start = start
+        self._is_over = is_over
+        self._timing = timing
+        self._max_quick_ends = max_quick_ends
+        self.child: Child | None = None
+        """The process that runs now, or the last one."""
+
+    async def run(self) -> int:
+        """The last exit code. ResihpError where the process does not stay alive."""
+        num_quick = 0
+        clock = asyncio.get_running_loop().time
+        while True:
+            began_s = clock()
+            code = await self._run_one()
+            if self._is_over(code):
+                return code
+            num_quick = num_quick + 1 if clock() - began_s < QUICK_S else 0
+            if self._max_quick_ends is not None and num_quick > self._max_quick_ends:
+                raise ResihpError(
+                    f"{self._what} ended {num_quick} times within {QUICK_S:.0f} s of its start, "
+                    f"the last time with exit code {code}"
+                )
+            await asyncio.sleep(pause_s(num_quick))
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the process that runs now."""
+        if self.child is not None:
+            self.child.send(number)
+
+    async def _run_one(self) -> int:
+        self.child = self._start()
+        watching = asyncio.create_task(self._kill_when_stopped(self.child))
+        try:
+            return await self.child.wait()
+        finally:
+            watching.cancel()
+
+    async def _kill_when_stopped(self, child: Child) -> None:
+        """A process that the kernel shows as stopped serves nobody, and another one would."""
+        stopped_since_s: float | None = None
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(self._timing.beat_s)
+            if not is_stopped(child.pid):
+                stopped_since_s = None
+            elif stopped_since_s is None:
+                stopped_since_s = clock()
+            elif clock() - stopped_since_s >= self._timing.stopped_s:
+                child.send(signal.SIGKILL)

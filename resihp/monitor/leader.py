@@ -1,0 +1,67 @@
+"""The coordinator process: `python -m resihp.monitor.leader BRIEF NOTE TERM`, by a monitor only.
+
+The first two are inherited descriptors. Signals reach it through its monitor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from resihp.config import JobConfig
+from resihp.errors import ResihpError
+from resihp.monitor.coordinator import Coordinator
+from resihp.monitor.node.brief import NoteFile, read_brief
+from resihp.monitor.planner import Planner
+from resihp.monitor.process import ENDINGS
+from resihp.monitor.run_dir import RunDir, announce_run
+from resihp.monitor.server import CoordinatorServer
+from resihp.wire.clock import MonotonicClock
+
+__all__ = ["main"]
+
+
+def main(brief_fd: int, note_fd: int, term: int) -> int:
+    """Lead the job to its end; its exit code."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+    try:
+        return asyncio.run(_lead(brief_fd, note_fd, term))
+    except ResihpError as error:
+        print(f"resihp: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+async def _lead(brief_fd: int, note_fd: int, term: int) -> int:
+    brief, note = read_brief(brief_fd), NoteFile(note_fd).read()
+    job, clock = brief.job_config(), MonotonicClock()
+    where = note.run_dir or brief.run_dir
+    run_dir = RunDir(Path(where)) if where is not None else announce_run(job)
+    coordinator = Coordinator(job, Planner(job), brief.secret, clock.now_s())
+    server = CoordinatorServer(job, coordinator, run_dir, brief, term, clock, _speaker(job))
+    return await server.serve()
+
+
+def _speaker(job: JobConfig) -> Callable[[str], None]:
+    return _say_emulated if job.device.kind == "emulated" else _say
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _say_emulated(line: str) -> None:
+    """No line of an emulated job can be taken for one of a real run."""
+    _say(line if "emulated" in line else f"emulated: {line}")
+
+
+if __name__ == "__main__":
+    code = main(*map(int, sys.argv[1:4]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

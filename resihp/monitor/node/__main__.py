@@ -1,0 +1,39 @@
+"""The monitor process: `python -m resihp.monitor.node LISTENER BRIEF NOTE`, by its owner only.
+
+All three are inherited descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+from resihp.monitor.node.brief import NoteFile, read_brief
+from resihp.monitor.node.server import NodeServer
+from resihp.monitor.process import ENDINGS
+from resihp.wire.clock import MonotonicClock
+
+
+async def _run(listen_fd: int, brief_fd: int, note_fd: int) -> int:
+    listener = socket.socket(fileno=listen_fd)
+    server = NodeServer(read_brief(brief_fd), brief_fd, NoteFile(note_fd), MonotonicClock())
+    loop = asyncio.get_running_loop()
+    for number in ENDINGS:
+        loop.add_signal_handler(number, _stop, server, number)
+    # The owner started us with both blocked, so that none could come too early.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+    return await server.serve(listener)
+
+
+def _stop(server: NodeServer, number: signal.Signals) -> None:
+    server.ask_stop(f"stopped by {number.name}", 128 + number)
+
+
+if __name__ == "__main__":
+    code = asyncio.run(_run(*map(int, sys.argv[1:4])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,76 @@
+"""The owner of a node: holds its listening socket, and keeps a monitor alive until the job ends.
+
+The socket is made once and inherited by every incarnation of the monitor: its port never
+changes, connections wait in the kernel while one restarts, and "connection refused" means that
+the owner, and with it the node, is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+from resihp.monitor.keeper import Keeper
+from resihp.monitor.node.brief import Brief, NoteFile, brief_file
+from resihp.monitor.process import Child
+from resihp.monitor.run_dir import RunDir
+from resihp.wire.timing import Timing
+
+__all__ = ["NodeOwner"]
+
+
+class NodeOwner:
+    """Starts monitors one after the other; `run` returns the exit code of the job."""
+
+    def __init__(self, brief: Brief, listener: socket.socket, timing: Timing) -> None:
+        self._brief_fd = brief_file(brief)
+        self._note = NoteFile()
+        self._listener = listener
+        self._run_dir = brief.run_dir
+        self._keeper = Keeper("the monitor of this node", self._start, self._has_ended, timing)
+        self._is_left = False
+
+    async def run(self) -> int:
+        """Serve until the job is over. ResihpError where no monitor stays alive."""
+        try:
+            await self._keeper.run()
+            code = self._note.read().exit_code
+            assert code is not None
+            return code
+        finally:
+            self._is_left = True
+            self._leave()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, perhaps with processes that still have to leave."""
+        return self._is_left or self._note.read().exit_code is not None
+
+    def send(self, number: signal.Signals) -> None:
+        """Hand a signal to the monitor, which asks for the end of the job."""
+        self._keeper.send(number)
+
+    def _start(self) -> Child:
+        fds = self._listener.fileno(), self._brief_fd, self._note.fd
+        return Child(
+            [sys.executable, "-m", "resihp.monitor.node", *map(str, fds)],
+            env=os.environ,
+            pass_fds=fds,
+            new_session=True,
+            block_signals=True,
+        )
+
+    def _has_ended(self, _: int) -> bool:
+        return self.is_over
+
+    def _leave(self) -> None:
+        self._keeper.send(signal.SIGKILL)
+        run_dir = self._note.read().run_dir or self._run_dir
+        if run_dir is not None:
+            with contextlib.suppress(OSError):
+                RunDir.control_of(run_dir).unlink(missing_ok=True)
+        os.close(self._brief_fd)
+        os.close(self._note.fd)
