@@ -145,3 +145,7 @@ bench-emulated: $(VENV)/.run
 # A job under a mix of faults, with a score. ARGS="--minutes 60" is the long one.
 chaos: $(VENV)/.run
 	$(BIN)/resihp chaos examples/chaos.toml $(or $(ARGS),--faults 12)
+
+# A death at every instruction of every rank, in vote, update and recovery; ARGS="--every 10".
+sweep: $(VENV)/.dev
+	$(BIN)/python tests/e2e/deaths.py $(ARGS)
