@@ -163,7 +163,7 @@ class Executor:
                     return message.exit_code
                 case Close():
                     await self._close(message.generation)
-                case Deploy() if message.generation >= self._generation:
+                case Deploy() if self._is_new(message.generation):
                     self._open(message)
                 case StoreAt() if self._is_current(message.generation):
                     assert self._session is not None
@@ -180,6 +180,9 @@ class Executor:
                 case _:
                     pass  # of a generation that is over
         return 1  # the supervisor is gone, and we with it
+
+    def _is_new(self, generation: int) -> bool:
+        return generation >= self._generation and not self._is_current(generation)
 
     def _is_current(self, generation: int) -> bool:
         return self._session is not None and self._session.joining.generation == generation

@@ -17,7 +17,7 @@ Each part has a room of its own in `coordination`; here are only the ways into t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from resihp.config import JobConfig
 from resihp.monitor.actions import Action
@@ -28,6 +28,7 @@ from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.opening import Opening
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.planning import Planning
+from resihp.monitor.coordination.repeating import Repeating
 from resihp.monitor.coordination.resuming import Resuming
 from resihp.monitor.coordination.running import Running
 from resihp.monitor.coordination.settling import Settling
@@ -72,6 +73,7 @@ class Coordinator:
         self._planning = Planning(core, planner, self._deciding)
         self._settling = Settling(core, self._membership, self._running, self._planning)
         self._starting = Starting(core, self._planning)
+        self._repeating = Repeating(core, self._opening)
         self._resuming = Resuming(core, self._membership, self._running)
 
     # --- inputs
@@ -85,12 +87,14 @@ class Coordinator:
             self._dispatch(rank, message)
         return core.take()
 
-    def disconnected(self, rank: int, now_s: float) -> list[Action]:
+    def disconnected(
+        self, rank: int, now_s: float, evidence: str = "its supervisor is gone"
+    ) -> list[Action]:
         """The supervisor of `rank` is gone, and with it (by the kernel) its executor."""
         core = self._core
         core.now_s = now_s
         if rank in core.alive and core.phase is not Phase.STOPPING:
-            self._membership.disconnected(rank)
+            self._membership.disconnected(rank, evidence)
         return core.take()
 
     def resume(self, entry: Entry, records: Sequence[StepRecord], now_s: float) -> list[Action]:
@@ -101,6 +105,7 @@ class Coordinator:
         core = self._core
         core.now_s = now_s
         self._resuming.resume(entry, records)
+        self._liveness.expect_all()
         return core.take()
 
     def decided(self, generation: int, now_s: float) -> list[Action]:
@@ -108,6 +113,13 @@ class Coordinator:
         core = self._core
         core.now_s = now_s
         self._deciding.decided(generation)
+        return core.take()
+
+    def reached(self, ranks: Collection[int], now_s: float) -> list[Action]:
+        """Messages reach `ranks` again, after they may not have for a while."""
+        core = self._core
+        core.now_s = now_s
+        self._repeating.reached(ranks)
         return core.take()
 
     def hit(self, rank: int, at_s: float) -> None:
@@ -165,6 +177,7 @@ class Coordinator:
             case At():
                 self._liveness.at(rank, message)
             case Settled():
+                self._resuming.settled(message)
                 self._settling.settled(rank, message)
             case StoreOpened():
                 self._opening.store_opened(message)
@@ -182,6 +195,11 @@ class Coordinator:
                 pass  # not for the coordinator
 
     # --- what is known
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job."""
+        return self._core.job.parallel.world
 
     @property
     def phase(self) -> Phase:

@@ -23,7 +23,7 @@ class Liveness:
         self._core = core
         self._membership = membership
         self._progress = progress
-        self._evicted: set[int] = set()
+        self._evicted_s: dict[int, float] = {}
         self.heard_s: dict[int, float] = {}
         """When each rank's supervisor was last heard."""
 
@@ -32,6 +32,11 @@ class Liveness:
     def heard(self, rank: int) -> None:
         """Anything at all."""
         self.heard_s[rank] = self._core.now_s
+
+    def expect_all(self) -> None:
+        """All ranks that are alive are to be heard from now on."""
+        for rank in self._core.alive:
+            self.heard(rank)
 
     def beat(self, rank: int, message: Beat) -> None:
         """Liveness and progress."""
@@ -109,9 +114,11 @@ class Liveness:
         core = self._core
         for rank in sorted(core.alive):
             heard_s = self.heard_s.get(rank)
-            if heard_s is None or rank in self._evicted:
+            if heard_s is None:
                 continue
-            if core.now_s - heard_s > core.timing.silent_s:
-                self._evicted.add(rank)
+            # Again after a while: the order may not have arrived.
+            since_s = max(heard_s, self._evicted_s.get(rank, heard_s))
+            if core.now_s - since_s > core.timing.silent_s:
+                self._evicted_s[rank] = core.now_s
                 core.log("evict", rank=rank, silent_s=core.now_s - heard_s)
                 core.do(Evict(rank))

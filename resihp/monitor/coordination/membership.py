@@ -34,14 +34,14 @@ class Membership:
         else:
             self.lose(rank, f"its executor ended with {how}", message.last_words)
 
-    def disconnected(self, rank: int) -> None:
+    def disconnected(self, rank: int, evidence: str) -> None:
         """The supervisor of `rank` is gone, and with it its executor."""
         core = self._core
         if core.phase is Phase.STARTING:
             core.alive.discard(rank)
-            core.stop(f"the supervisor of rank {rank} was gone before the start", 1)
+            core.stop(f"rank {rank} was gone before the start: {evidence}", 1)
         else:
-            self.lose(rank, "its supervisor is gone", "")
+            self.lose(rank, evidence, "")
 
     def lose(self, rank: int, evidence: str, last_words: str) -> None:
         """`rank` is dead: the others leave the generation."""

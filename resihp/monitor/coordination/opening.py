@@ -29,6 +29,8 @@ class Opening:
         self._secret = secret
         self._membership = membership
         self._running = running
+        self._deploys: dict[int, Deploy] = {}
+        self._store: StoreAt | None = None
 
     def deploy(
         self, plan: VerifiedPlan, version: int, record: StepRecord | None, updates: int
@@ -50,14 +52,29 @@ class Opening:
             store_rank=min(plan.plan.active_ranks),
             emulated=plan.emulated,
         )
+        self._deploys = {
+            rank: msgspec.structs.replace(
+                shared, program=encode_program(programs[rank]) if rank in programs else b""
+            )
+            for rank in core.alive
+        }
+        self._store = None
         for rank in sorted(core.alive):
-            program = encode_program(programs[rank]) if rank in programs else b""
-            core.send(rank, msgspec.structs.replace(shared, program=program))
+            core.send(rank, self._deploys[rank])
+
+    def repeat(self, rank: int) -> None:
+        """What `rank` was told of the generation that opens, again."""
+        core = self._core
+        if rank not in core.round.joined:
+            core.send(rank, self._deploys[rank])
+            if self._store is not None:
+                core.send(rank, self._store)
 
     def store_opened(self, message: StoreOpened) -> None:
         """Groups can be built."""
         if self._core.opens(message.generation):
-            self._core.broadcast(StoreAt(generation=message.generation, address=message.address))
+            self._store = StoreAt(generation=message.generation, address=message.address)
+            self._core.broadcast(self._store)
 
     def joined(self, rank: int, message: Joined) -> None:
         """`rank` has its groups and its state."""

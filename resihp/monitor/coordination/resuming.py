@@ -17,7 +17,7 @@ from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.running import Running
 from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.settlement import differing_shards
-from resihp.wire.messages import Beat, Go, Joined, Resend, StepRecord, StoreAt, StoreOpened
+from resihp.wire.messages import Beat, Go, Joined, Resend, Settled, StepRecord, StoreAt, StoreOpened
 from resihp.wire.quorum import Entry
 
 __all__ = ["Resuming"]
@@ -51,6 +51,12 @@ class Resuming:
         core.enter(Phase.RESUMING)
         for rank in range(core.job.parallel.world):
             core.send(rank, Resend(from_step=len(core.records)))
+
+    def settled(self, message: Settled) -> None:
+        """A rank has left for a newer generation, whatever an older beat of it says."""
+        core = self._core
+        if core.phase is Phase.RESUMING and message.generation > core.generation:
+            self._membership.close(at_least=message.generation)
 
     def beat(self, rank: int, message: Beat) -> None:
         """Whether `rank` runs the generation."""

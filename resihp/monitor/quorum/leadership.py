@@ -21,7 +21,7 @@ from resihp.monitor.quorum.majority import is_quorum
 from resihp.wire.quorum import Accepted, Entry, Lead, Leads, Promise, Propose, Superseded
 from resihp.wire.timing import Timing
 
-__all__ = ["Decided", "Deposed", "Leadership", "NodeLost", "Outcome", "ToNode", "Won"]
+__all__ = ["Decided", "Deposed", "Followed", "Leadership", "NodeLost", "Outcome", "ToNode", "Won"]
 
 
 class ToNode(NamedTuple):
@@ -35,6 +35,12 @@ class Won(NamedTuple):
     """This coordinator leads; `newest` is what the one before had decided, None at the start."""
 
     newest: Entry | None
+
+
+class Followed(NamedTuple):
+    """The monitor of `node` obeys us on a connection that is new: tell it all it needs."""
+
+    node: int
 
 
 class Decided(NamedTuple):
@@ -56,7 +62,7 @@ class Deposed(NamedTuple):
     why: str
 
 
-Outcome = ToNode | Won | Decided | NodeLost | Deposed
+Outcome = ToNode | Won | Followed | Decided | NodeLost | Deposed
 
 
 class Leadership:
@@ -176,6 +182,8 @@ class Leadership:
         self._lost.discard(node)
         if self._leader is not None:
             self._send_proposal(node)
+            if self.leads:
+                self._out.append(Followed(node))
             return
         self._campaign.answer(node, message)
         if self._campaign.standing is Standing.WON:

@@ -1,0 +1,41 @@
+"""Orders that may not have arrived: ranks whose monitor is new, or is back, get them again.
+
+All of them do nothing where they arrive for the second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from resihp.monitor.coordination.core import Core
+from resihp.monitor.coordination.opening import Opening
+from resihp.monitor.coordination.phase import Phase
+from resihp.wire.messages import Close, Go, Resend
+
+__all__ = ["Repeating"]
+
+
+class Repeating:
+    """Of what the present phase asks of ranks."""
+
+    def __init__(self, core: Core, opening: Opening) -> None:
+        self._core = core
+        self._opening = opening
+
+    def reached(self, ranks: Collection[int]) -> None:
+        """Messages reach `ranks` again, and what they said meanwhile may be lost too."""
+        core = self._core
+        if core.phase is Phase.STOPPING:
+            return
+        for rank in ranks:
+            core.send(rank, Resend(from_step=len(core.records)))
+        for rank in sorted(core.alive & set(ranks)):
+            match core.phase:
+                case Phase.SETTLING if rank not in core.round.settled:
+                    core.send(rank, Close(generation=core.generation))
+                case Phase.OPENING:
+                    self._opening.repeat(rank)
+                case Phase.RUNNING:
+                    core.send(rank, Go(generation=core.generation))
+                case _:
+                    pass

@@ -1,0 +1,134 @@
+"""The coordinator of a job together with its lead over all nodes. Pure.
+
+What the coordinator decides goes through a quorum, what happens to nodes happens to their ranks,
+and nothing is done by a coordinator that does not lead. The server around it has the sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from resihp.monitor.actions import Action, Decide, Send
+from resihp.monitor.coordinator import Coordinator
+from resihp.monitor.quorum.leadership import (
+    Decided,
+    Deposed,
+    Followed,
+    Leadership,
+    NodeLost,
+    Outcome,
+    ToNode,
+    Won,
+)
+from resihp.wire.messages import Beat, Message, Resend, StepRecord
+from resihp.wire.quorum import Accepted, Promise, Superseded
+
+__all__ = ["Helm", "Order"]
+
+Order = Action | ToNode | Deposed
+
+
+class Helm:
+    """Call it with what happens; carry out what it returns, in order, until `Deposed`."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        leadership: Leadership,
+        ranks_of: Mapping[int, Collection[int]],
+        known_records: Callable[[], Sequence[StepRecord]],
+    ) -> None:
+        """`known_records`: of the steps that the run's directory here has, asked for once."""
+        self.coordinator = coordinator
+        self.leadership = leadership
+        self._ranks_of = ranks_of
+        self._known_records = known_records
+
+    # --- connections to monitors
+
+    def connected(self, node: int, now_s: float) -> list[Order]:
+        """The monitor of `node` is reached, perhaps again."""
+        return self._carry(self.leadership.connected(node, now_s), now_s)
+
+    def disconnected(self, node: int, now_s: float) -> list[Order]:
+        """The connection to it broke."""
+        return self._carry(self.leadership.disconnected(node, now_s), now_s)
+
+    def refused(self, node: int, now_s: float) -> list[Order]:
+        """Nobody listens there."""
+        return self._carry(self.leadership.refused(node, now_s), now_s)
+
+    # --- what monitors say
+
+    def answer(
+        self, node: int, message: Promise | Superseded | Accepted, now_s: float
+    ) -> list[Order]:
+        """About the lead."""
+        return self._carry(self.leadership.receive(node, message, now_s), now_s)
+
+    def beat(self, node: int, number: int, beats: Mapping[int, Beat], now_s: float) -> list[Order]:
+        """Beat `number` of a node, with the newest of its ranks."""
+        orders = self._carry(self.leadership.beat(node, number, now_s), now_s)
+        for rank, beat in beats.items():
+            orders += self.from_rank(rank, beat, now_s)
+        return orders
+
+    def from_rank(self, rank: int, message: Message, now_s: float) -> list[Order]:
+        """A message of a rank."""
+        if not self.leadership.leads:
+            return []
+        return self._perform(self.coordinator.receive(rank, message, now_s), now_s)
+
+    def rank_gone(self, rank: int, now_s: float) -> list[Order]:
+        """The supervisor of a rank is gone."""
+        if not self.leadership.leads:
+            return []
+        return self._perform(self.coordinator.disconnected(rank, now_s), now_s)
+
+    # --- the rest
+
+    def stop(self, reason: str, exit_code: int, now_s: float) -> list[Order]:
+        """End the job, also where nobody could be asked about it."""
+        return self._perform(self.coordinator.stop(reason, exit_code, now_s), now_s)
+
+    def tick(self, now_s: float) -> list[Order]:
+        """Time passes."""
+        orders = self._carry(self.leadership.tick(now_s), now_s)
+        if self.leadership.leads:
+            orders += self._perform(self.coordinator.tick(now_s), now_s)
+        return orders
+
+    def _perform(self, actions: Sequence[Action], now_s: float) -> list[Order]:
+        orders: list[Order] = []
+        for action in actions:
+            if isinstance(action, Decide):
+                orders += self._carry(self.leadership.propose(action.entry), now_s)
+            else:
+                orders.append(action)
+        return orders
+
+    def _carry(self, outcomes: Sequence[Outcome], now_s: float) -> list[Order]:
+        orders: list[Order] = []
+        for outcome in outcomes:
+            match outcome:
+                case ToNode() | Deposed():
+                    orders.append(outcome)
+                case Won(None):
+                    ranks = range(self.coordinator.world)
+                    orders += [Send(rank, Resend(from_step=0)) for rank in ranks]
+                case Won(newest):
+                    assert newest is not None
+                    records = self._known_records()
+                    orders += self._perform(self.coordinator.resume(newest, records, now_s), now_s)
+                case Decided(entry):
+                    orders += self._perform(
+                        self.coordinator.decided(entry.generation, now_s), now_s
+                    )
+                case Followed(node):
+                    ranks = self._ranks_of[node]
+                    orders += self._perform(self.coordinator.reached(ranks, now_s), now_s)
+                case NodeLost(node, evidence):
+                    for rank in self._ranks_of[node]:
+                        actions = self.coordinator.disconnected(rank, now_s, evidence)
+                        orders += self._perform(actions, now_s)
+        return orders
