@@ -8,9 +8,10 @@ operator's order (`Inject`) comes the other way.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from msgspec import ValidationError, convert
@@ -19,11 +20,17 @@ from resihp.config import Injection, JobConfig, lasting_kinds
 from resihp.wire.clock import Clock
 from resihp.wire.messages import Fault, Inject
 
-__all__ = ["BeatFault", "Body", "LateBeats", "LostBeats", "SupervisorFaults"]
+__all__ = ["BeatFault", "Body", "LateBeats", "LostBeats", "SupervisorFaults", "die"]
 
 DEFAULT_DELAY_S = 0.05
 DEFAULT_SHARE = 1.0
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+async def die(told: Awaitable[None]) -> None:
+    """SIGKILL this process once others are `told` of it."""
+    await told
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Body(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from resihp.wire.messages import (
     AskWhere,
     At,
     ExecutorStarted,
+    Fault,
     Fence,
     Inject,
     KillRank,
@@ -229,6 +231,8 @@ class CoordinatorServer:
             for census in self._censuses:
                 census.add(rank, message)
         self._perform(self._coordinator.receive(rank, message, now_s))
+        if isinstance(message, Fault) and message.kind == "kill_coordinator":
+            os.kill(os.getpid(), signal.SIGKILL)  # all that it knows is on disk or said again
 
     def _check_left(self) -> None:
         if self._ended.is_set() and self._links.connected <= self._drained:

@@ -16,7 +16,7 @@ from pathlib import Path
 from resihp.config import JobConfig
 from resihp.errors import AuthError, CoordinatorLost, WireError
 from resihp.monitor.executor_process import ExecutorProcess
-from resihp.monitor.inject import SupervisorFaults
+from resihp.monitor.inject import SupervisorFaults, die
 from resihp.monitor.rendezvous import Place
 from resihp.monitor.replay import Replay
 from resihp.monitor.run_dir import RunDir
@@ -135,12 +135,8 @@ class Supervisor:
 
     def die(self) -> None:
         """See `Body`."""
-        self._dying = asyncio.create_task(self._die())
-
-    async def _die(self) -> None:
         if self._up is not None:
-            await self._up.drain(self._timing.beat_s)
-        os.kill(os.getpid(), signal.SIGKILL)
+            self._dying = asyncio.create_task(die(self._up.drain(self._timing.beat_s)))
 
     async def _connect(self, find_place: Callable[[], Awaitable[Place]]) -> Channel:
         """Connect to the monitor; retried, since it may restart, or a stale file mislead us."""

@@ -9,6 +9,7 @@ import socket
 import sys
 
 from resihp.errors import AuthError
+from resihp.monitor.inject import die
 from resihp.monitor.keeper import Keeper
 from resihp.monitor.node.brief import Brief, Note, NoteFile
 from resihp.monitor.node.operators import Operators
@@ -18,7 +19,7 @@ from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connection_lost
 from resihp.wire.clock import Clock
 from resihp.wire.gate import Gate, is_worth_a_line
-from resihp.wire.messages import AskStop, Beat, Hello, Message, Stop, Welcome, decode
+from resihp.wire.messages import AskStop, Beat, Fault, Hello, Message, Stop, Welcome, decode
 from resihp.wire.nodes import (
     Drained,
     Ended,
@@ -69,6 +70,7 @@ class NodeServer:
         if self._note.exit_code is not None:
             self._ended.set()
         self._term = 0
+        self._dying: asyncio.Task[None] | None = None
 
     async def serve(self, listener: socket.socket) -> int:
         """The exit code of the job."""
@@ -262,6 +264,13 @@ class NodeServer:
         if isinstance(message, Hello) and rank not in self._handles:
             self._handles[rank] = ProcessHandle(message.pid)
         self._tell(FromRank(rank=rank, payload=payload))
+        if isinstance(message, Fault) and message.kind == "kill_monitor":
+            self._dying = asyncio.create_task(die(self._told()))
+
+    async def _told(self) -> None:
+        """What was said to the coordinator has left."""
+        if self._leader is not None:
+            await self._leader.drain(self._timing.beat_s)
 
     def _evict(self, rank: int, evidence: str = "its supervisor was evicted") -> None:
         """Kill a supervisor, and take it for gone even where it cannot be killed."""
