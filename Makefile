@@ -149,3 +149,7 @@ chaos: $(VENV)/.run
 # A death at every instruction of every rank, in vote, update and recovery; ARGS="--every 10".
 sweep: $(VENV)/.dev
 	$(BIN)/python tests/e2e/deaths.py $(ARGS)
+
+# Fault sequences of a public reproduction; ARGS=NAME one of them.
+sequences: $(VENV)/.run
+	$(BIN)/python benchmarks/sequences.py $(ARGS)

@@ -23,7 +23,7 @@ from resihp.errors import UserError
 from resihp.monitor.operator import inject_fault
 from resihp.monitor.process import Child
 
-__all__ = ["Chaos", "Limits"]
+__all__ = ["Chaos", "Limits", "Played"]
 
 TAG = "RESIHP_CHAOS"
 LOOK_S = 0.5
@@ -50,7 +50,7 @@ class Chaos:
     def __init__(
         self, job: JobConfig, folder: Path, limits: Limits, say: Callable[[str], None]
     ) -> None:
-        """`folder` gets a directory for each job."""
+        """`folder` gets a directory for each job; faults of the job's own are left out."""
         self._job = msgspec.structs.replace(job, inject=())
         self._folder = folder
         self._limits = limits
@@ -62,7 +62,7 @@ class Chaos:
 
     async def run(self, strikes: Iterator[Strike]) -> list[RunScore]:
         """The score of each job. UserError where the job does not run without faults."""
-        reference = _Played(self._job, self._folder / "reference")
+        reference = Played(self._job, self._folder / "reference")
         code = await reference.play(iter(()), self)
         if code != 0:
             raise UserError(
@@ -72,7 +72,7 @@ class Chaos:
         scores: list[RunScore] = []
         self._began_s = time.monotonic()
         while not self.is_enough:
-            played = _Played(self._job, self._folder / f"job{len(scores)}")
+            played = Played(self._job, self._folder / f"job{len(scores)}")
             code = await played.play(strikes, self)
             score = played.score(len(scores), code, reference)
             scores.append(score)
@@ -105,8 +105,8 @@ class Chaos:
         self._num_faults += 1
 
 
-class _Played:
-    """One job."""
+class Played:
+    """One job, with the faults that it says itself, and others."""
 
     def __init__(self, job: JobConfig, folder: Path) -> None:
         self.folder = folder
@@ -212,7 +212,7 @@ class _Played:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def score(self, number: int, exit_code: int, reference: _Played) -> RunScore:
+    def score(self, number: int, exit_code: int, reference: Played) -> RunScore:
         """How it went, beside a run without faults."""
         growth: Growth = growth_of(self._history, least=LEAST_LOOKS)
         return judged(
