@@ -12,6 +12,7 @@ from pathlib import Path
 
 from resihp.errors import WireError
 from resihp.monitor.process import Child, is_stopped
+from resihp.monitor.rendezvous import HANDED_DOWN
 from resihp.wire.channel import Channel
 from resihp.wire.messages import (
     Beat,
@@ -56,15 +57,16 @@ class ExecutorProcess:
         self._channel: Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, job: str, struck: Mapping[int, int]) -> None:
+    async def open(self, job: str, host: str, struck: Mapping[int, int]) -> None:
         """Begin to listen to it, and tell it its job (resolved TOML).
 
-        `struck`: the last step that each injection struck in, which are not to strike again.
+        `host`: the address of its node. `struck`: the last step that each injection struck in,
+        which are not to strike again.
         """
         reader, writer = await asyncio.open_unix_connection(sock=self._socket)
         self._channel = Channel(reader, writer)
         self._tell(ExecutorStarted(pid=self._child.pid))
-        self._channel.send(Start(rank=self._rank, job=job, struck=dict(struck)))
+        self._channel.send(Start(rank=self._rank, job=job, host=host, struck=dict(struck)))
         self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._wait())]
 
     def send_payload(self, payload: bytes) -> None:
@@ -128,7 +130,7 @@ class ExecutorProcess:
 
 def _executor_env() -> dict[str, str]:
     """The executor's environment: one compute thread, loopback for gloo, unless the user says."""
-    env = dict(os.environ)
+    env = {name: text for name, text in os.environ.items() if name not in HANDED_DOWN}
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("GLOO_SOCKET_IFNAME", "lo")
     env["PYTHONUNBUFFERED"] = "1"

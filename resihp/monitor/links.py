@@ -9,6 +9,7 @@ from resihp.errors import WireError
 from resihp.monitor.node.brief import Brief
 from resihp.wire.auth import Identity
 from resihp.wire.channel import connect_handshake
+from resihp.wire.gate import notice_silence
 from resihp.wire.nodes import NodeChannel, NodeMessage, RunAt
 from resihp.wire.timing import Timing
 
@@ -93,6 +94,7 @@ class Links:
                 self._identity,
                 timeout_s=self._timing.handshake_s,
             )
+            notice_silence(writer.get_extra_info("socket"), self._timing.handshake_s)
             channel = NodeChannel(reader, writer, seals)
             channel.send(RunAt(run_dir=self._run_dir))
             self._channels[node] = channel

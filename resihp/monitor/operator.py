@@ -10,7 +10,6 @@ from resihp.config import load
 from resihp.errors import UserError, WireError
 from resihp.monitor.rendezvous import read_place
 from resihp.monitor.run_dir import RunDir
-from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connect_handshake
 from resihp.wire.messages import AskWhere, Inject, KillRank, Message, Positions, Refused, Reply
@@ -45,7 +44,7 @@ def _listens(control: Path) -> bool:
     if place is None:
         return False
     try:
-        socket.create_connection((LOOPBACK, place.port), timeout=TIMEOUT_S).close()
+        socket.create_connection((place.host, place.port), timeout=TIMEOUT_S).close()
     except OSError:
         return False
     return True
@@ -86,7 +85,7 @@ async def _ask(run: Path, request: Message) -> Message:
     job = load(run / "job.toml")
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(LOOPBACK, place.port)
+            reader, writer = await asyncio.open_connection(place.host, place.port)
             seals = await connect_handshake(
                 reader,
                 writer,

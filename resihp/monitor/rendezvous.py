@@ -18,10 +18,11 @@ import msgspec
 
 from resihp.errors import AuthError, UserError
 from resihp.monitor.private_file import read_private
-from resihp.wire.address import LOOPBACK
+from resihp.wire.address import LOOPBACK, listen_at
 from resihp.wire.auth import SECRET_BYTES, masked_repr, new_secret
 
 __all__ = [
+    "HANDED_DOWN",
     "Place",
     "Rendezvous",
     "inherited",
@@ -38,13 +39,17 @@ SECRET_FD = "RESIHP_SECRET_FD"
 PORT = "RESIHP_PORT"
 MAX_PLACE_BYTES = 1024
 RESTARTED = "RESIHP_RESTARTED"
+HOST = "RESIHP_HOST"
+HANDED_DOWN = frozenset({SECRET_FD, PORT, RESTARTED, HOST})
+"""What is for supervisors only, never for an executor."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where the monitor listens on the loopback interface, and the job's secret."""
+    """Where the node's monitor listens, and the job's secret."""
 
     port: int
     secret: bytes
+    host: str = LOOPBACK
 
     def __repr__(self) -> str:
         return masked_repr(self, "secret")
@@ -58,9 +63,9 @@ class Rendezvous(msgspec.Struct, frozen=True):
     """It takes the place of one that died."""
 
 
-def listen() -> socket.socket:
-    """A listening socket on a free port of the loopback interface."""
-    return socket.create_server((LOOPBACK, 0))
+def listen(host: str = LOOPBACK, port: int = 0) -> socket.socket:
+    """The listening socket of a node, on a free port where none is named; see `listen_at`."""
+    return listen_at(host, port)
 
 
 def secret_file(secret: bytes) -> int:
@@ -82,7 +87,8 @@ def inherited(env: Mapping[str, str]) -> Rendezvous | None:
     secret_fd = int(env[SECRET_FD])
     secret = os.pread(secret_fd, SECRET_BYTES, 0)
     os.close(secret_fd)
-    return Rendezvous(Place(int(env[PORT]), secret), RESTARTED in env)
+    place = Place(int(env[PORT]), secret, env.get(HOST, LOOPBACK))
+    return Rendezvous(place, RESTARTED in env)
 
 
 def rendezvous_path(env: Mapping[str, str], parent_pid: int) -> Path:

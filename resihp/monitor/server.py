@@ -137,8 +137,7 @@ class CoordinatorServer:
     async def serve(self) -> int:
         """Run the job; its exit code."""
         host, port = self._brief.addresses[self._brief.node]
-        assert host
-        write_place(self._run_dir.control_path, Place(port, self._brief.secret))
+        write_place(self._run_dir.control_path, Place(port, self._brief.secret, host))
         self._links.open()
         ticker = asyncio.create_task(self._tick())
         try:

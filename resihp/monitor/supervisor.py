@@ -24,6 +24,7 @@ from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connect_handshake
 from resihp.wire.clock import Clock
+from resihp.wire.gate import notice_silence
 from resihp.wire.messages import (
     AskStop,
     Beat,
@@ -58,6 +59,7 @@ class Supervisor:
         self._clock = clock
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
         self._waits = was_restarted
+        self._host = LOOPBACK
         self._executor: ExecutorProcess | None = None
         self._welcome: Welcome | None = None
         self._replay = Replay()
@@ -158,7 +160,7 @@ class Supervisor:
                 await asyncio.sleep(RETRY_S)
 
     async def _dial(self, place: Place, identity: Identity) -> Channel:
-        reader, writer = await asyncio.open_connection(LOOPBACK, place.port)
+        reader, writer = await asyncio.open_connection(place.host, place.port)
         try:
             seals = await connect_handshake(
                 reader, writer, place.secret, identity, timeout_s=self._timing.handshake_s
@@ -166,6 +168,8 @@ class Supervisor:
         except BaseException:
             writer.close()
             raise
+        notice_silence(writer.get_extra_info("socket"), self._timing.handshake_s)
+        self._host = place.host
         channel = Channel(reader, writer, seals)
         has_executor = self._executor is not None or not self._waits
         channel.send(Hello(pid=os.getpid(), has_executor=has_executor))
@@ -205,7 +209,7 @@ class Supervisor:
             await self._executor.end(None)
         log_path = RunDir(Path(self._welcome.run_dir)).log_path(self._rank)
         self._executor = ExecutorProcess(self._rank, log_path, self._timing, self._executor_says)
-        await self._executor.open(self._welcome.job, self._faults.struck)
+        await self._executor.open(self._welcome.job, self._host, self._faults.struck)
 
     # --- what it says
 

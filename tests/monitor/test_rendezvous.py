@@ -123,7 +123,7 @@ def test_a_file_of_something_else_is_refused(path: Path, content: bytes):
 def test_the_secret_is_in_no_repr():
     """A place may end up in a traceback."""
     place = Place(4242, b"s" * 32)
-    assert repr(place) == "Place(port=4242, secret=<secret>)"
+    assert repr(place) == "Place(port=4242, secret=<secret>, host='127.0.0.1')"
 
 
 def test_agents_share_no_file(tmp_path: Path):
