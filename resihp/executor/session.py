@@ -96,6 +96,8 @@ class Session:
         deploy, state = self._deploy, self._state
         plan = parse(deploy.plan).plan
         check_runnable(plan)
+        if self._rank in plan.returned:
+            state.forget()
         # It may update parameters, which is work for a stream of the device.
         adopted = self._device.comm.submit(lambda: state.adopt(deploy.base, deploy.commit))
         await adopted.wait_async()

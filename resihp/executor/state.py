@@ -145,6 +145,10 @@ class TrainState:
 
     # --- between generations
 
+    def forget(self) -> None:
+        """Hold nothing: this rank was lost to the others, who went on without it."""
+        self.layout, self.current, self.pending, self.reduced = 0, None, None, None
+
     def adopt(self, base: int, commit: Commit) -> None:
         """Continue from the layout of generation `base`, at `commit.version`.
 

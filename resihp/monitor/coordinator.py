@@ -28,6 +28,7 @@ from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.opening import Opening
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.planning import Planning
+from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.repeating import Repeating
 from resihp.monitor.coordination.resuming import Resuming
 from resihp.monitor.coordination.running import Running
@@ -43,6 +44,7 @@ from resihp.wire.messages import (
     ExecutorStarted,
     Fault,
     Finished,
+    Hello,
     Joined,
     Message,
     Observed,
@@ -65,12 +67,13 @@ class Coordinator:
     def __init__(self, job: JobConfig, planner: Planner, secret: bytes, now_s: float) -> None:
         self._core = core = Core(job, now_s)
         self._progress = progress = Progress(now_s)
-        self._membership = Membership(core)
+        self._rejoining = Rejoining(core, planner)
+        self._membership = Membership(core, self._rejoining)
         self._liveness = Liveness(core, self._membership, progress)
-        self._running = Running(core, self._membership, progress)
-        self._opening = Opening(core, secret, self._membership, self._running)
+        self._running = Running(core, self._membership, self._rejoining, progress)
+        self._opening = Opening(core, secret, self._membership, self._rejoining, self._running)
         self._deciding = Deciding(core, self._opening)
-        self._planning = Planning(core, planner, self._deciding)
+        self._planning = Planning(core, planner, self._rejoining, self._deciding)
         self._settling = Settling(core, self._membership, self._running, self._planning)
         self._starting = Starting(core, self._planning)
         self._repeating = Repeating(core, self._opening)
@@ -83,8 +86,11 @@ class Coordinator:
         core = self._core
         core.now_s = now_s
         self._liveness.heard(rank)
-        if rank in core.alive and core.phase is not Phase.STOPPING:
-            self._dispatch(rank, message)
+        if core.phase is not Phase.STOPPING:
+            if rank in core.alive:
+                self._dispatch(rank, message)
+            else:
+                self._hear_of_the_lost(rank, message)
         return core.take()
 
     def disconnected(
@@ -93,8 +99,11 @@ class Coordinator:
         """The supervisor of `rank` is gone, and with it (by the kernel) its executor."""
         core = self._core
         core.now_s = now_s
-        if rank in core.alive and core.phase is not Phase.STOPPING:
-            self._membership.disconnected(rank, evidence)
+        if core.phase is not Phase.STOPPING:
+            if rank in core.alive:
+                self._membership.disconnected(rank, evidence)
+            else:
+                self._rejoining.gone(rank)
         return core.take()
 
     def resume(self, entry: Entry, records: Sequence[StepRecord], now_s: float) -> list[Action]:
@@ -155,6 +164,7 @@ class Coordinator:
                 pass
         if core.phase is not Phase.STOPPING:
             self._liveness.check_silence()
+            self._rejoining.tick()
         return core.take()
 
     def _dispatch(self, rank: int, message: Message) -> None:
@@ -163,6 +173,9 @@ class Coordinator:
             case Ready():
                 self._starting.ready(rank, message)
                 self._settling.check()
+            case Hello() if not message.has_executor and self._core.phase is not Phase.STARTING:
+                self._membership.disconnected(rank, "its supervisor was started again")
+                self._rejoining.waits(rank)
             case ExecutorStarted():
                 self._core.log("executor_started", rank=rank, pid=message.pid)
             case ExecutorExited():
@@ -193,6 +206,24 @@ class Coordinator:
                 self._running.finished(rank, message)
             case _:
                 pass  # not for the coordinator
+
+    def _hear_of_the_lost(self, rank: int, message: Message) -> None:
+        """Of a rank that no plan counts on: whether it comes back."""
+        match message:
+            case Hello() if not message.has_executor:
+                self._rejoining.waits(rank)
+            case Beat():
+                self._rejoining.beat(rank)
+            case Ready():
+                self._rejoining.ready(rank, message)
+            case ExecutorStarted():
+                self._rejoining.started(rank, message.pid)
+            case ExecutorExited():
+                self._rejoining.exited(rank, message)
+            case Fault():
+                self._liveness.fault(rank, message)
+            case _:
+                pass  # of a rank that is dead
 
     # --- what is known
 

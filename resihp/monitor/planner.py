@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from resihp.compiler.adaptation import Situation, adapt
+from resihp.compiler.adaptation import Patience, Situation, Trust, adapt, grow_back
+from resihp.compiler.adaptation.decision import Decision
 from resihp.compiler.cluster import CLUSTERS, Cluster, Health, find_cluster
 from resihp.compiler.costs import CostModel
 from resihp.compiler.facts import facts_of
@@ -29,7 +30,7 @@ from resihp.monitor.given_plan import given_plan, refusal
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 from resihp.wire.messages import Emulation
 
-__all__ = ["Planner", "VerifiedPlan"]
+__all__ = ["Grown", "Planner", "VerifiedPlan"]
 
 _BUDGET = 4_000
 """Of `adapt`: everybody waits for this plan, so it is searched for in some 10 ms, not longer."""
@@ -44,6 +45,14 @@ class VerifiedPlan(msgspec.Struct, frozen=True):
     """Why it is this one: what was considered, with predicted times. None for the first plan."""
     emulated: Emulation | None = None
     """How long everything takes, where the devices are emulated."""
+
+
+class Grown(msgspec.Struct, frozen=True):
+    """Whether a plan counts on ranks that are back."""
+
+    plan: VerifiedPlan | None
+    """None: it does not."""
+    why: str
 
 
 class Planner:
@@ -126,7 +135,50 @@ class Planner:
         pricing = self._pricing(Health(lost=frozenset(lost)))
         situation = Situation(previous.plan, pricing, resume_step=step, stored=stored)
         decision = adapt(situation, budget=_BUDGET)
-        verified = self._verified(decision.plan, previous=situation.held)
+        return self._decided(decision, situation.held, pricing)
+
+    def after_return(
+        self,
+        previous: VerifiedPlan,
+        lost: Iterable[int],
+        returned: Collection[int],
+        *,
+        trust: Trust,
+        patience: Patience,
+        iteration: int,
+        left: int,
+        switch_steps: float,
+    ) -> Grown:
+        """Whether to count on `returned`, some of `lost`, after `iteration` of `previous`.
+
+        `left` iterations are yet to come; to switch takes as long as `switch_steps` of the present
+        ones, without the state that moves. NoFeasiblePlan as for a loss.
+        """
+        pricing = self._pricing(Health(lost=frozenset(lost).difference(returned)))
+        now_s = 0.0 if previous.decision is None else previous.decision["iteration_s"]
+        assert isinstance(now_s, float)
+        patience = msgspec.structs.replace(
+            patience,
+            horizon_iterations=min(patience.horizon_iterations, left),
+            switch_s=switch_steps * now_s,  # of the predicted time, as all that it is compared to
+        )
+        growth = grow_back(
+            previous.plan,
+            pricing,
+            returned,
+            trust=trust,
+            patience=patience,
+            iteration=iteration,
+            budget=_BUDGET,
+        )
+        if growth.decision is None:
+            return Grown(None, growth.verdict.reason)
+        plan = self._decided(growth.decision, previous.plan, pricing)
+        return Grown(plan, growth.verdict.reason)
+
+    def _decided(self, decision: Decision, previous: Plan | None, pricing: Pricing) -> VerifiedPlan:
+        """The plan of a decision, verified after `previous`, with its times and reasons."""
+        verified = self._verified(decision.plan, previous=previous)
         verified = self._timed(verified, pricing, decision.moved_s, decision.moved_bytes)
         record = decision.record()
         del record["text"]  # the plan is stored on its own

@@ -114,7 +114,8 @@ class Run:
         return [float(row["loss"]) for row in self.rows("metrics")]
 
     def executor_pid(self, rank: int) -> int:
-        (row,) = [row for row in self.events("executor_started") if row["rank"] == rank]
+        """Of the executor that was started last."""
+        *_, row = (row for row in self.events("executor_started") if row["rank"] == rank)
         return int(row["pid"])
 
     def supervisor_pid(self, rank: int) -> int:

@@ -13,6 +13,7 @@ from resihp.config import (
     JobSection,
     ModelConfig,
     ParallelConfig,
+    RejoinConfig,
 )
 from resihp.ir.expand import expand
 from resihp.ir.parser import parse
@@ -57,6 +58,7 @@ def job_of(tp: int = 2, pp: int = 1, dp: int = 2, steps: int = 4) -> JobConfig:
         ),
         parallel=ParallelConfig(tp=tp, pp=pp, dp=dp),
         batch=BatchConfig(microbatches=2, tokens=64),
+        rejoin=RejoinConfig(restarts=0),
     )
 
 
@@ -288,6 +290,14 @@ class Desk:
     def settle(self, version: int = 0) -> None:
         """SETTLING -> OPENING (if there is a plan)."""
         self.say_all(settled(self.generation, version))
+
+    def settle_next(self, version: int) -> None:
+        """RUNNING -> OPENING: the members agreed to yield, and standby ranks are told to leave."""
+        generation = self.generation + 1
+        for rank in parse(self.last_deploy().plan).plan.active_ranks:
+            self.say(rank, settled(generation, version))
+        for rank in self.closed():
+            self.say(rank, settled(generation, version))
 
     def finish(self) -> None:
         """RUNNING -> STOPPING."""

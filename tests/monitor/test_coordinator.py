@@ -323,7 +323,7 @@ def test_a_lost_rank_is_not_listened_to():
     desk = Desk().run()
     desk.say(1, exited())
     before = len(desk.actions)
-    for message in (settled(2), StepDone(generation=1, record=record_of(0)), exited(), ready("x")):
+    for message in (settled(2), StepDone(generation=1, record=record_of(0))):
         desk.say(1, message)
     desk.gone(1)
     assert len(desk.actions) == before

@@ -71,6 +71,8 @@ class EmulatedSession:
         assert emulated is not None, "deployed to a real device"
         plan = parse(deploy.plan).plan
         check_runnable(plan)
+        if self._rank in plan.returned:
+            self._state.forget()
         self._state.adopt(deploy.base, deploy.commit)
         program = None
         if deploy.program:

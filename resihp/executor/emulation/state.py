@@ -39,6 +39,10 @@ class EmulatedState:
         self.updates += 1
         self.version += 1
 
+    def forget(self) -> None:
+        """Hold nothing: this rank was lost to the others, who went on without it."""
+        self.layout, self.holds_layers, self._pending = 0, False, None
+
     def adopt(self, base: int, commit: Commit) -> None:
         """Continue from the layout of generation `base`, at `commit.version`."""
         if self._pending is not None and self._pending[0] == base:

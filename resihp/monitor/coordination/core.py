@@ -24,6 +24,8 @@ class Round:
     fenced: set[int] = field(default_factory=set[int])
     finished: set[int] = field(default_factory=set[int])
     trouble_since_s: float | None = None
+    is_closed: bool = False
+    """Everybody was told to leave the generation before; without it, members left by agreement."""
 
 
 class Core:
@@ -37,6 +39,10 @@ class Core:
         self.phase_since_s = now_s
         self.alive: set[int] = set(range(job.parallel.world))
         self.lost: list[int] = []
+        self.returned: set[int] = set()
+        """Lost ranks whose new executor is ready, and which no plan counts on yet."""
+        self.newcomers: set[int] = set()
+        """Ranks that the opening generation has and the one before it had not."""
         self.ready: dict[int, Ready] = {}
         self.has_resumed = False
         """Another coordinator led before; it may know steps that this one does not."""

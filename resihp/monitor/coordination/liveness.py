@@ -112,7 +112,7 @@ class Liveness:
     def check_silence(self) -> None:
         """Evict supervisors that say nothing any more."""
         core = self._core
-        for rank in sorted(core.alive):
+        for rank in sorted(core.alive | core.returned):
             heard_s = self.heard_s.get(rank)
             if heard_s is None:
                 continue

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from resihp.errors import NoFeasiblePlan, UserError
 from resihp.monitor.coordination.core import Core, Round
 from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.last_words import how_it_ended, users_mistake
 from resihp.wire.messages import Close, ExecutorExited, Fence
 
@@ -17,8 +20,9 @@ MAX_REOPENINGS = 3
 class Membership:
     """Loses ranks and closes generations."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, rejoining: Rejoining) -> None:
         self._core = core
+        self._rejoining = rejoining
         self._reopenings = 0
 
     def exited(self, rank: int, message: ExecutorExited) -> None:
@@ -33,6 +37,8 @@ class Membership:
             core.stop(f"rank {rank} ended before the start ({how})\n{message.last_words}", 1)
         else:
             self.lose(rank, f"its executor ended with {how}", message.last_words)
+            if core.phase is not Phase.STOPPING:
+                self._rejoining.lost(rank)
 
     def disconnected(self, rank: int, evidence: str) -> None:
         """The supervisor of `rank` is gone, and with it its executor."""
@@ -41,13 +47,16 @@ class Membership:
             core.alive.discard(rank)
             core.stop(f"rank {rank} was gone before the start: {evidence}", 1)
         else:
+            self._rejoining.gone(rank)
             self.lose(rank, evidence, "")
 
     def lose(self, rank: int, evidence: str, last_words: str) -> None:
         """`rank` is dead: the others leave the generation."""
         core = self._core
         core.alive.discard(rank)
+        core.newcomers.discard(rank)
         core.lost.append(rank)
+        self._rejoining.distrust()
         core.log("rank_lost", rank=rank, evidence=evidence, last_words=last_words)
         self._reopenings = 0
         if last_words.strip():
@@ -64,13 +73,30 @@ class Membership:
     def close(self, *, at_least: int = 0) -> None:
         """Everybody leaves the running generation, for the next or for `at_least`."""
         core = self._core
+        told = set(core.alive)
+        self._rejoining.interrupted()
         core.generation = max(core.generation + 1, at_least)
-        core.round = Round()
+        core.round = Round(is_closed=True)
         if not core.alive:
             core.stop("no rank is left", NoFeasiblePlan.exit_code)
             return
         core.enter(Phase.SETTLING)
-        core.broadcast(Close(generation=core.generation))
+        self.tell_to_leave(told)
+
+    def yielded(self) -> None:
+        """The members leave the running generation as they agreed; standby ranks are told."""
+        core = self._core
+        assert core.plan is not None
+        self._rejoining.left()
+        core.generation += 1
+        core.round = Round()
+        core.enter(Phase.SETTLING)
+        self.tell_to_leave(core.alive.difference(core.plan.plan.active_ranks))
+
+    def tell_to_leave(self, ranks: Iterable[int]) -> None:
+        """Their generation is over, whatever they do."""
+        for rank in sorted(ranks):
+            self._core.send(rank, Close(generation=self._core.generation))
 
     def reopen(self, reason: str) -> None:
         """Nobody was lost and yet the generation cannot go on; a few times in a row, no more."""

@@ -10,6 +10,7 @@ from resihp.monitor.actions import Log
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.running import Running
 from resihp.monitor.incident import Incident
 from resihp.monitor.layout_line import layout_line
@@ -24,8 +25,16 @@ __all__ = ["Opening"]
 class Opening:
     """From a plan to everybody running it."""
 
-    def __init__(self, core: Core, secret: bytes, membership: Membership, running: Running) -> None:
+    def __init__(
+        self,
+        core: Core,
+        secret: bytes,
+        membership: Membership,
+        rejoining: Rejoining,
+        running: Running,
+    ) -> None:
         self._core = core
+        self._rejoining = rejoining
         self._secret = secret
         self._membership = membership
         self._running = running
@@ -98,6 +107,7 @@ class Opening:
         core.log("running", generation=core.generation, hashes=hashes)
         if core.book.open is not None:
             self._close_incident(core.book.open)
+        self._rejoining.joined()
 
     def _close_incident(self, incident: Incident) -> None:
         core = self._core

@@ -5,6 +5,7 @@ from __future__ import annotations
 from resihp.errors import NoFeasiblePlan, PlanRejected
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.deciding import Deciding
+from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.incident import listed
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.wire.messages import Commit, StepRecord
@@ -15,16 +16,23 @@ __all__ = ["Planning"]
 class Planning:
     """Makes a plan for those who are alive, and has it decided on."""
 
-    def __init__(self, core: Core, planner: Planner, deciding: Deciding) -> None:
+    def __init__(
+        self, core: Core, planner: Planner, rejoining: Rejoining, deciding: Deciding
+    ) -> None:
         self._core = core
+        self._rejoining = rejoining
         self._planner = planner
         self._deciding = deciding
 
     def go_on(self, cause: str, version: int, record: StepRecord | None, updates: int) -> None:
         """Open a generation from `version`, whose last step is `record`."""
         core = self._core
+        growth = self._rejoining.admit()
         try:
-            plan = self._make(version)
+            if growth is None:
+                plan = self._make(version)
+            else:
+                plan, cause = growth.plan, f"{listed(sorted(growth.ranks))} back: {growth.why}"
         except NoFeasiblePlan as error:
             core.stop(self._no_plan(str(error)), NoFeasiblePlan.exit_code)
             return
@@ -39,8 +47,8 @@ class Planning:
 
     def _make(self, version: int) -> VerifiedPlan:
         previous = self._core.base_plan or self._planner.initial()
-        if not self._core.lost:
-            return previous
+        if not self._core.lost and not previous.plan.reconfigure:
+            return previous  # one that moved state is not to do it again
         return self._planner.after_loss(previous, self._core.lost, version)
 
     def _no_plan(self, why: str) -> str:

@@ -43,6 +43,8 @@ class Resuming:
         core.plan = _verified(entry.plan)
         core.base = entry.base
         core.base_plan = _verified(entry.base_plan) if entry.base else None
+        if core.base_plan is not None:
+            core.newcomers = core.alive.intersection(core.base_plan.plan.lost)
         core.perhaps_base = entry.generation, core.plan
         core.records[:] = records
         if entry.commit.record is not None:
@@ -103,6 +105,7 @@ class Resuming:
         programs = {rank: expand(core.plan.plan, rank) for rank in core.plan.plan.active_ranks}
         self._running.expect(programs)
         core.settle_on(core.generation, core.plan)
+        core.newcomers.clear()
         self._running.begin()
         for rank in sorted(waiting):
             core.send(rank, Go(generation=core.generation))

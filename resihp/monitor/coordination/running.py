@@ -9,6 +9,7 @@ from resihp.monitor.actions import Seen, StepCommitted
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.observed_sizes import ObservedSizes, Verdict
 from resihp.monitor.progress import Progress
 from resihp.wire.messages import Finished, Observed, StepRecord
@@ -19,8 +20,11 @@ __all__ = ["Running"]
 class Running:
     """Keeps the records of committed steps."""
 
-    def __init__(self, core: Core, membership: Membership, progress: Progress) -> None:
+    def __init__(
+        self, core: Core, membership: Membership, rejoining: Rejoining, progress: Progress
+    ) -> None:
         self._core = core
+        self._rejoining = rejoining
         self._membership = membership
         self._progress = progress
         self._observed = ObservedSizes()
@@ -50,6 +54,7 @@ class Running:
         core.last_step_s = core.now_s
         self._progress.moved(core.now_s)
         core.do(StepCommitted(record, generation))
+        self._rejoining.committed()
 
     def observed(self, rank: int, message: Observed) -> None:
         """Times of the instructions of `rank`."""

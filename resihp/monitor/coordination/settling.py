@@ -28,6 +28,8 @@ class Settling:
     def settled(self, rank: int, message: Settled) -> None:
         """`rank` has left, and says what it holds."""
         core = self._core
+        if core.phase is Phase.RUNNING and message.generation == core.generation + 1:
+            self._membership.yielded()
         if core.phase is not Phase.SETTLING or message.generation != core.generation:
             return
         if not core.bases.keys() & set(message.layouts):
@@ -85,6 +87,9 @@ class Settling:
         """Fence who does not leave; end the job where even that helps nobody."""
         core = self._core
         stuck = sorted(core.alive - core.round.settled.keys())
+        if waited_s > core.timing.stopped_s and not core.round.is_closed:
+            core.round.is_closed = True
+            self._membership.tell_to_leave(stuck)  # a vote that broke after others had left
         if waited_s > 2 * core.settle_bound_s:
             core.stop(f"{listed(stuck)} neither settled nor died in {waited_s:.0f} s", 1)
         elif waited_s > core.settle_bound_s:

@@ -1,0 +1,362 @@
+"""Lost ranks come back: started again, waited for, and given a place between two steps."""
+
+from __future__ import annotations
+
+import msgspec
+from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
+
+from resihp.config import RejoinConfig
+from resihp.ir.parser import parse
+from resihp.monitor.actions import Log, PlanMade, Say
+from resihp.monitor.coordinator import Phase
+from resihp.wire.messages import (
+    Beat,
+    Close,
+    Deploy,
+    ExecutorStarted,
+    Fence,
+    Hello,
+    Request,
+    Respawn,
+    Stop,
+    Trouble,
+)
+
+GOOD = 3
+BEAT = Beat(step=0, instruction=0)
+
+
+def desk_of(restarts: int = 3, steps: int = 100, tp: int = 1, pp: int = 2, dp: int = 2) -> Desk:
+    """A stage of one replica is gone with any rank, so the plan grows as soon as it may."""
+    rejoin = RejoinConfig(restarts=restarts, good_iterations=GOOD)
+    return Desk(msgspec.structs.replace(job_of(tp, pp, dp, steps=steps), rejoin=rejoin)).run()
+
+
+def lose(desk: Desk, rank: int) -> None:
+    """Its executor dies, and the others run on without it."""
+    steps = len(desk.coordinator.records)
+    desk.say(rank, exited())
+    desk.settle(steps)
+    desk.join()
+    assert desk.phase is Phase.RUNNING
+
+
+def return_(desk: Desk, rank: int, digest: str = "d") -> None:
+    """Its new executor is started and gets ready."""
+    desk.say(rank, ExecutorStarted(pid=1))
+    desk.say(rank, ready(digest))
+
+
+def run_steps(desk: Desk, num: int) -> None:
+    for _ in range(num):
+        desk.step(len(desk.coordinator.records))
+
+
+def grow(desk: Desk) -> None:
+    """From a request to yield to the larger plan."""
+    desk.settle_next(len(desk.coordinator.records))
+    desk.join()
+
+
+def yields(desk: Desk) -> list[tuple[int, Request]]:
+    return desk.sent(Request)
+
+
+def test_a_lost_executor_is_started_again_by_its_supervisor():
+    desk = desk_of()
+    lose(desk, 3)
+    assert [rank for rank, _ in desk.sent(Respawn)] == [3]
+
+
+def test_a_rank_whose_supervisor_is_gone_cannot_be_told_to_start():
+    """It may come back with a new supervisor, which the launcher starts."""
+    desk = desk_of()
+    desk.gone(3)
+    desk.settle()
+    desk.join()
+    assert not desk.sent(Respawn)
+    return_(desk, 3)
+    run_steps(desk, 2 * GOOD)
+    assert yields(desk)
+
+
+def test_a_new_supervisor_that_waits_is_told_to_start():
+    """Also where nobody said that the one before had gone."""
+    desk = desk_of()
+    desk.gone(3)
+    desk.settle()
+    desk.join()
+    desk.say(3, Hello(pid=7, has_executor=False))
+    assert [rank for rank, _ in desk.sent(Respawn)] == [3]
+    desk.say(2, Hello(pid=8, has_executor=False))
+    assert desk.alive == [0, 1]
+    assert [rank for rank, _ in desk.sent(Respawn)] == [3, 2]
+
+
+def test_a_supervisor_of_which_nothing_is_known_is_told_to_start_after_a_while():
+    """Its beats come, and what it said was said to another coordinator."""
+    desk = desk_of()
+    desk.gone(3)
+    desk.settle()
+    desk.join()
+    desk.say(3, BEAT)
+    assert not desk.sent(Respawn)
+    desk.wait(desk.timing.silent_s + 0.1, beats=BEAT)
+    desk.say(3, BEAT)
+    assert [rank for rank, _ in desk.sent(Respawn)] == [3]
+
+
+def test_what_is_said_again_counts_once():
+    """A monitor that is new has its supervisors say their last words again."""
+    desk = desk_of(restarts=2)
+    lose(desk, 3)
+    for _ in range(5):
+        desk.say(3, exited())
+    assert len(desk.sent(Respawn)) == 1
+    return_(desk, 3)
+    for _ in range(5):
+        desk.say(3, ready())
+    returned = [log for log in desk.all_of(Log) if log.kind == "rank_returned"]
+    assert len(returned) == 1
+    run_steps(desk, GOOD)
+    assert len(yields(desk)) == 1
+
+
+def test_a_returned_rank_is_counted_on_only_when_it_was_good_for_a_while():
+    """N iterations after it was seen back; then one member is asked to yield, once."""
+    desk = desk_of()
+    run_steps(desk, 5)
+    lose(desk, 3)
+    run_steps(desk, 2)
+    return_(desk, 3)
+    run_steps(desk, GOOD - 1)
+    assert not yields(desk)
+    run_steps(desk, 1)
+    ((rank, request),) = yields(desk)
+    assert (rank, request.generation, request.what) == (0, desk.generation, "yield")
+    run_steps(desk, 5)  # the vote that brings it is still to come
+    assert len(yields(desk)) == 1
+
+
+def test_the_plan_grows_back_at_the_boundary_and_no_step_is_redone():
+    """Members settle by themselves; the new plan has the rank, says so and gives it state."""
+    desk = desk_of()
+    run_steps(desk, 2)
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    before, steps = desk.generation, len(desk.coordinator.records)
+    desk.settle_next(steps)
+    assert desk.phase is Phase.OPENING
+    assert desk.generation == before + 1
+    deploy = desk.last_deploy()
+    plan = parse(deploy.plan).plan
+    assert (plan.returned, plan.lost, plan.resume) == ((3,), (), None)
+    assert plan.active_ranks == tuple(desk.world)
+    assert deploy.commit.version == steps
+    assert deploy.peers.keys() == set(desk.world)
+    desk.join()
+    assert desk.phase is Phase.RUNNING
+    assert desk.alive == list(desk.world)
+    (line,) = [say.line for say in desk.all_of(Say) if say.line.startswith("+")]
+    assert line.startswith("+ rank 3 is back: same layout")
+    (cause,) = [made.cause for made in desk.all_of(PlanMade)][2:]
+    assert cause.startswith("rank 3 back")
+    run_steps(desk, 1)
+
+
+def test_members_that_yielded_are_not_closed_but_standby_ranks_are():
+    """A member that is told while it completes the step would have to roll forward."""
+    desk = desk_of(tp=4, pp=1)
+    lose(desk, 3)
+    plan = parse(desk.last_deploy().plan).plan
+    standby = set(plan.standby)
+    assert standby, "TP 4 leaves some over"
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    desk.say(min(plan.active_ranks), settled(desk.generation + 1, GOOD))
+    assert set(desk.closed()) == standby
+    assert desk.phase is Phase.SETTLING
+
+
+def test_a_member_that_missed_the_end_of_the_vote_is_told_to_leave():
+    """Its peers left before it had their contributions: it rolls forward."""
+    desk = desk_of()
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    active = parse(desk.last_deploy().plan).plan.active_ranks
+    desk.say(active[0], settled(desk.generation + 1, GOOD))
+    desk.wait(desk.timing.stopped_s + 0.1)
+    assert set(desk.closed()) == set(desk.alive) - {active[0]}
+    assert not desk.sent(Fence)
+
+
+def test_a_loss_before_the_boundary_voids_what_was_decided():
+    """The rank stays returned, and the plan grows later."""
+    desk = desk_of()
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    assert yields(desk)
+    lose(desk, 2)
+    plan = parse(desk.last_deploy().plan).plan
+    assert not plan.returned
+    assert 3 in plan.lost
+    run_steps(desk, 1)
+    assert len(yields(desk)) == 2
+    grow(desk)
+    assert 3 in desk.alive
+
+
+def test_a_loss_while_the_larger_plan_opens_sends_the_newcomer_back():
+    """It holds no state yet: the survivors go on from the layout that they have, without it."""
+    desk = desk_of()
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    desk.settle_next(GOOD)
+    assert desk.phase is Phase.OPENING
+    desk.say(2, exited())
+    assert set(desk.closed()) == {0, 1, 3}, "all leave the generation that opened"
+    assert desk.alive == [0, 1]
+    desk.settle(GOOD)
+    plan = parse(desk.last_deploy().plan).plan
+    assert set(plan.lost) == {2, 3}
+    desk.join()
+    run_steps(desk, 1)
+    assert yields(desk)[1:], "the newcomer was good all the time"
+
+
+def test_a_newcomer_that_dies_while_it_comes_in_is_lost_again():
+    desk = desk_of()
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    desk.settle_next(GOOD)
+    desk.say(3, exited())
+    assert desk.alive == [0, 1, 2]
+    desk.settle(GOOD)
+    desk.join()
+    assert [rank for rank, _ in desk.sent(Respawn)] == [3], "the next one only after a pause"
+    desk.wait(desk.timing.silent_s / 2, beats=BEAT)
+    assert len(desk.sent(Respawn)) == 1
+
+
+def test_a_rank_that_dies_before_it_takes_part_is_given_up():
+    """[T10] After the budget of starts without a step of its own; the others go on."""
+    desk = desk_of(restarts=2)
+    lose(desk, 3)
+    for _ in range(4):
+        desk.say(3, ExecutorStarted(pid=1))
+        desk.say(3, exited())
+        for _ in range(4):  # each shorter than a stall
+            run_steps(desk, 1)
+            desk.wait(20.0, beats=BEAT)
+    assert len(desk.sent(Respawn)) == 2
+    assert any("rank 3 is not started again" in say.line for say in desk.all_of(Say))
+    assert desk.phase is Phase.RUNNING
+
+
+def test_a_rank_that_takes_part_has_its_budget_back():
+    """It may be lost any number of times, if each time it trained before; each time it must be
+    good twice as long."""
+    desk = desk_of(restarts=1)
+    for relapse in range(3):
+        lose(desk, 3)
+        return_(desk, 3)
+        run_steps(desk, GOOD << relapse)
+        assert len(yields(desk)) == relapse + 1
+        grow(desk)
+        run_steps(desk, 1)
+    assert len(desk.sent(Respawn)) == 3
+
+
+def test_no_rank_comes_back_where_the_job_says_so():
+    desk = desk_of(restarts=0)
+    lose(desk, 3)
+    assert not desk.sent(Respawn)
+    desk.say(3, ExecutorStarted(pid=1))
+    assert [rank for rank, _ in desk.sent(Fence)] == [3]
+
+
+def test_a_rank_that_reads_other_data_is_not_taken_back():
+    """It would train on other samples than those that the ledger says."""
+    desk = desk_of()
+    lose(desk, 3)
+    return_(desk, 3, digest="another")
+    run_steps(desk, 2 * GOOD)
+    assert not yields(desk)
+    assert [rank for rank, _ in desk.sent(Fence)] == [3]
+
+
+def test_a_start_that_never_gets_ready_was_in_vain():
+    """The order may be lost, or the executor hangs, which the next start ends."""
+    desk = desk_of()
+    lose(desk, 3)
+    for _ in range(4):  # each shorter than a stall
+        run_steps(desk, 1)
+        desk.wait(desk.timing.start_s / 4 + 1, beats=BEAT)
+    assert len(desk.sent(Respawn)) == 1
+    for _ in range(2):
+        run_steps(desk, 1)
+        desk.wait(desk.timing.silent_s, beats=BEAT)
+    assert [rank for rank, _ in desk.sent(Respawn)] == [3, 3]
+
+
+def test_a_returned_rank_that_falls_silent_or_loses_its_supervisor_is_not_counted_on():
+    desk = desk_of()
+    lose(desk, 3)
+    return_(desk, 3)
+    desk.gone(3)
+    run_steps(desk, 2 * GOOD)
+    assert not yields(desk)
+
+
+def test_a_returned_rank_hears_of_the_end_of_the_job():
+    desk = desk_of(steps=2)
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, 2)
+    desk.finish()
+    assert 3 in [rank for rank, _ in desk.sent(Stop)]
+
+
+def test_the_plan_does_not_grow_right_before_the_end():
+    desk = desk_of(steps=GOOD)
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    assert not yields(desk)
+
+
+def test_reopening_after_growth_uses_a_plan_of_its_own():
+    """The larger plan moved state once; a generation that only opens anew moves nothing."""
+    desk = desk_of()
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    grow(desk)
+    run_steps(desk, 1)
+    desk.say(0, Trouble(generation=desk.generation, what="a connection broke"))
+    desk.wait(desk.timing.silent_s + 0.1, beats=BEAT)
+    steps = len(desk.coordinator.records)
+    desk.settle(steps)
+    plan = parse(desk.last_deploy().plan).plan
+    assert not plan.returned
+    assert not plan.reconfigure
+    assert [m.base for _, m in desk.sent(Deploy)][-1] == desk.generation - 1
+
+
+def test_what_is_logged_tells_the_way_back():
+    desk = desk_of()
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    grow(desk)
+    kinds = [log.kind for log in desk.all_of(Log)]
+    order = ["rank_lost", "respawn", "executor_started", "rank_returned", "growth", "rejoined"]
+    found = [kind for kind in kinds if kind in order and kind != "running"]
+    assert found[found.index("rank_lost") :] == order
+    assert not desk.sent(Close)[-1][1].generation > desk.generation
+    assert record_of(0).step == 0
