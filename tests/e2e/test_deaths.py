@@ -40,7 +40,7 @@ def test_a_death_changes_no_loss_and_no_sample(
 def test_a_death_in_the_recovery_from_another_changes_nothing_either(
     death: Death, alive: Run, tmp_path: Path, corpus: Path
 ):
-    """[T1] [T5] While groups are built, by one that sends state, while waiting for the others."""
+    """[T1] [T4] [T5] While groups are built, while state moves, while waiting for the others."""
     code, run = died(death, tmp_path, corpus)
     assert wrong_after(death, code, run, alive) == []
     assert len(run.events("rank_lost")) == 2

@@ -21,7 +21,7 @@ PAIR = Job(steps=500, tp=1, pp=1, dp=2)
 def test_a_signal_ends_the_whole_job_in_order(
     number: signal.Signals, code: int, tmp_path: Path, corpus: Path
 ) -> None:
-    """Ctrl-C and SIGTERM: summary printed, 128 + signal returned, no process left."""
+    """[T13] Ctrl-C and SIGTERM: summary printed, 128 + signal returned, no process left."""
     with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
         run.read_to_step(2)
         family = descendants(run.process.pid)
@@ -57,7 +57,7 @@ def test_a_signal_during_the_start_ends_the_job(tmp_path: Path, corpus: Path) ->
 
 
 def test_a_dead_launcher_takes_the_job_with_it(tmp_path: Path, corpus: Path) -> None:
-    """SIGKILL of `resihp train` leaves no supervisor and no executor behind."""
+    """[T8] SIGKILL of `resihp train` leaves no supervisor and no executor behind."""
     with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
         run.read_to_step(1)
         family = descendants(run.process.pid)
@@ -83,7 +83,7 @@ def test_kill_by_hand_costs_one_rank_only(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_a_stopped_executor_is_fenced(tmp_path: Path, corpus: Path) -> None:
-    """SIGSTOP: a hung rank is killed by its supervisor before the others go on."""
+    """[T2] SIGSTOP: a hung rank is killed by its supervisor before the others go on."""
     with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
         run.read_to_step(2)
         pid = run.executor_pid(1)
@@ -123,7 +123,7 @@ def test_a_dead_coordinator_ends_the_job(tmp_path: Path, corpus: Path) -> None:
 def test_a_loss_that_no_plan_can_carry_stops_all_with_one_sentence(
     tmp_path: Path, corpus: Path
 ) -> None:
-    """Both holders of a shard are gone: exit code 4, the reason, and the newest state."""
+    """[T12] Both holders of a shard are gone: exit code 4, the reason, and the newest state."""
     job = Job(steps=6, tp=1, pp=2, dp=1, kills=((1, 2),))
     code, run = complete(job, tmp_path, corpus)
     assert code == 4

@@ -37,13 +37,13 @@ def test_losses_are_bitwise_equal_until_the_failure(healthy: Run, killed: Run) -
 
 
 def test_losses_after_a_tp_change_are_equal_within_rounding(healthy: Run, killed: Run) -> None:
-    """A killed rank costs time, not training progress: every step has the loss it would have."""
+    """[T16] A killed rank costs time, not progress: every step has the loss it would have."""
     assert len(killed.losses()) == 10
     assert killed.losses() == pytest.approx(healthy.losses(), rel=TP_CHANGE_TOLERANCE)
 
 
 def test_losses_are_bitwise_equal_when_only_the_host_changes(healthy: Run, dropped: Run) -> None:
-    """A replica that runs another's micro-batches at the same TP degree changes no bit."""
+    """[T16] A replica that runs another's micro-batches at the same TP degree changes no bit."""
     assert dropped.losses() == healthy.losses()
 
 
@@ -51,7 +51,7 @@ def test_losses_are_bitwise_equal_when_only_the_host_changes(healthy: Run, dropp
 def test_every_sample_is_used_exactly_once_and_in_order(
     name: str, corpus: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The committed steps used the windows of the epoch's order, each once, failures or not."""
+    """[T19] Committed steps used the windows of the epoch's order, each once, failures or not."""
     run: Run = request.getfixturevalue(name)
     ledger = run.rows("ledger")
     assert [row["step"] for row in ledger] == list(range(10))
@@ -118,7 +118,7 @@ def test_every_plan_that_ran_passes_the_verifier_offline(killed: Run) -> None:
 
 
 def test_replicas_have_equal_hashes_after_each_recovery(killed: Run) -> None:
-    """Every layout names the digest of every shard; the run stops if replicas differ."""
+    """[T14] Every layout names the digest of every shard; the run stops if replicas differ."""
     shards = set[str]()
     for event in killed.events("running"):
         shards |= set(event["hashes"])

@@ -130,7 +130,7 @@ def test_abort_wakes_a_pending_collective(team: Team, what: str):
 
 
 def test_abort_wakes_a_collective_with_a_stopped_member(team: Team):
-    """Its sockets are open and silent: no error would ever come from them."""
+    """[T2] Its sockets are open and silent: no error would ever come from them."""
     team.build([0, 1, 2])
     team.ask_all([0, 1, 2], "begin", "world")
     assert outcomes(team, [0, 1, 2]) == ["done"] * 3
@@ -184,7 +184,7 @@ def test_one_store_serves_generations_apart(team: Team):
 
 
 def test_a_member_that_does_not_come_is_an_error(team: Team):
-    """After the time-out, which names the group."""
+    """[T4] After the time-out, which names the group."""
     store = team.ask(0, "host", 1.0)
     team.tell(0, "join", store, 1, 1.0, {"world": [0, 1]})
     with pytest.raises(CommError, match="group world over ranks \\[0, 1\\] failed"):

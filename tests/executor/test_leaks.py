@@ -13,7 +13,7 @@ HELD = Resources(
 
 @pytest.mark.timeout(180)
 def test_iterations_and_changes_of_plan_leave_nothing():
-    """Not one tensor, byte, thread or descriptor more after 15 plans than after 6."""
+    """[T29] Not one tensor, byte, thread or descriptor more after 15 plans than after 6."""
     found = leaks(num_plans=15, num_iterations=2, num_warm=6)
     assert found.are_none, found
 

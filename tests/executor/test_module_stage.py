@@ -411,7 +411,7 @@ def test_dropout_is_refused_unless_it_is_said():
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_micro_batch_that_is_run_again_gets_the_same_random_numbers(batches, recompute):
-    """Elsewhere too, and after others: they are keyed by sample and piece."""
+    """[T18] Elsewhere too, and after others: they are keyed by sample and piece."""
     layers = [lambda: nn.Dropout(0.5), SharedTwice, lambda: nn.Dropout(0.5)]
     model = model_of(*layers, stochastic=True)
     loss, grads = run(stages_of(model, [(0, 2)]), batches[0])

@@ -13,7 +13,7 @@ from resihp.executor.sampler import GlobalBatches, Sampler
 
 @given(st.integers(1, 50), st.integers(0, 5), st.integers(0, 3))
 def test_every_window_is_used_once_per_epoch(num_windows, seed, epoch):
-    """No window is left out or repeated, in any epoch."""
+    """[T19] No window is left out or repeated, in any epoch."""
     sampler = Sampler(num_windows, seed)
     positions = range(epoch * num_windows, (epoch + 1) * num_windows)
     assert sorted(map(sampler.sample_id, positions)) == list(range(num_windows))
@@ -36,7 +36,7 @@ def packing(tmp_path):
 
 @pytest.mark.parametrize("num_steps", [30])
 def test_steps_go_through_the_epochs_without_gap_or_repeat(packing, num_steps):
-    """A global batch that does not divide the epoch carries on into the next one."""
+    """[T19] A global batch that does not divide the epoch carries on into the next one."""
     batches = GlobalBatches(packing, Sampler(packing.num_windows, 0), 2, 3)
     assert packing.num_windows % 6 != 0
     used = [

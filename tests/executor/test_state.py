@@ -156,7 +156,7 @@ def test_whoever_is_behind_rolls_forward_to_the_same_bits(
 
 @pytest.mark.parametrize("until", ["reduced", "nothing"])
 def test_an_interrupted_step_that_nobody_voted_is_forgotten(until: str):
-    """It is redone in the next generation, from the version before it."""
+    """[T17] It is redone in the next generation, from the version before it."""
     state = running()
     do_step(state)
     before = copies(state)

@@ -76,7 +76,7 @@ def test_norms_that_are_not_numbers_do_not_break_the_count():
 
 @pytest.mark.parametrize("samples", [[{0: 1}], [{0: 1, 1: 2}, {1: 2}]], ids=["nobody", "two"])
 def test_a_micro_batch_must_be_brought_by_one_rank(samples: list[dict[int, int]]):
-    """A plan that does otherwise was not verified: a bug of ours."""
+    """[T17] A plan that does otherwise was not verified: a bug of ours."""
     voter = Voter(NAMES, 2)
     brought = [contribution(samples=each) for each in samples]
     with pytest.raises(AssertionError, match="ranks brought the loss of one micro-batch"):

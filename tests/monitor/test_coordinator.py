@@ -207,7 +207,7 @@ def test_everybody_alive_can_reach_everybody_alive():
 
 
 def test_a_second_loss_while_settling_settles_anew():
-    """What was settled for the generation before does not count."""
+    """[T5] What was settled for the generation before does not count."""
     desk = Desk(job_of(tp=2, pp=1, dp=3)).run()
     desk.say(1, exited())
     desk.say(0, settled(2))
@@ -224,7 +224,7 @@ def test_a_second_loss_while_settling_settles_anew():
 
 
 def test_a_loss_while_opening_goes_back_to_the_last_layout_that_ran():
-    """The plan that was about to open is dropped: nobody has left the old layout yet."""
+    """[T5] The plan that was about to open is dropped: nobody has left the old layout yet."""
     desk = Desk(job_of(tp=2, pp=1, dp=3)).run()
     first = desk.last_deploy()
     desk.say(1, exited())
@@ -239,7 +239,7 @@ def test_a_loss_while_opening_goes_back_to_the_last_layout_that_ran():
 
 
 def test_the_loss_of_the_store_host_moves_the_store():
-    """The lowest rank that is left hosts the next one."""
+    """[T7] The lowest rank that is left hosts the next one."""
     desk = Desk(job_of(tp=1, pp=1, dp=3))
     desk.get_ready()
     assert desk.last_deploy().store_rank == 0
@@ -537,7 +537,7 @@ def test_a_job_that_hangs_ends_with_the_rank_that_holds_the_others_up():
 
 
 def test_a_declared_pause_is_no_stall():
-    """While it lasts, and no longer than was declared."""
+    """[T27] While it lasts, and no longer than was declared."""
     desk = Desk(job_of(tp=1, pp=1, dp=2)).run()
     paused = Beat(step=0, instruction=3, pause=Pause(number=1, reason="compiles", at_most_s=300.0))
     for _ in range(300):
@@ -553,7 +553,7 @@ def test_a_declared_pause_is_no_stall():
 
 
 def test_a_pause_of_a_lost_rank_ends_with_it():
-    """Nobody waits for the dead."""
+    """[T26] Nobody waits for the dead."""
     desk = Desk(job_of(tp=1, pp=1, dp=3)).run()
     desk.say(0, Beat(step=0, instruction=3, pause=Pause(number=1, reason="x", at_most_s=3000.0)))
     desk.say(0, exited())
