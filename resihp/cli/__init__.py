@@ -54,6 +54,7 @@ VERBS = {
     "inject": Verb("resihp.cli.inject", "bring a fault about in a running job", light=False),
     "chaos": Verb("resihp.cli.chaos", "run a job under many faults, with a score", light=False),
     "where": Verb("resihp.cli.where", "tell who waits for whom in a running job", light=True),
+    "doctor": Verb("resihp.cli.doctor", "look for what would cost a job", light=True),
     "compare": Verb("resihp.cli.compare", "compare two runs step by step", light=True),
     "verify": Verb("resihp.cli.verify", "prove that plans can run, or say why not", light=True),
     "explain": Verb("resihp.cli.explain", "tell what a diagnostic code means", light=True),

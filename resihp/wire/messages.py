@@ -16,10 +16,12 @@ from resihp.wire.address import LOOPBACK, Address
 from resihp.wire.auth import masked_repr
 
 __all__ = [
+    "AskClock",
     "AskStop",
     "AskWhere",
     "At",
     "Beat",
+    "ClockAt",
     "Close",
     "Commit",
     "Deploy",
@@ -480,6 +482,16 @@ class Inject(_Message, frozen=True, kw_only=True):
     """The keys of an `[[inject]]`, without its place; checked by whoever carries it out."""
 
 
+class AskClock(_Message, frozen=True, kw_only=True):
+    """`resihp doctor`: what time it is at a monitor, which answers itself."""
+
+
+class ClockAt(_Message, frozen=True, kw_only=True):
+    """The wall clock of a node, in seconds since 1970."""
+
+    wall_s: float
+
+
 class Reply(_Message, frozen=True, kw_only=True):
     """The operator's request was carried out."""
 
@@ -540,6 +552,8 @@ Message = (
     | Stop
     | KillRank
     | Inject
+    | AskClock
+    | ClockAt
     | Reply
     | Positions
     | Refused

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 from resihp.wire.channel import Channel
-from resihp.wire.messages import Refused, encode
+from resihp.wire.messages import AskClock, ClockAt, Refused, encode
 from resihp.wire.nodes import FromOperator, NodeChannel
 from resihp.wire.timing import Timing
 
 __all__ = ["Operators"]
+
+
+_ASK_CLOCK = encode(AskClock())
 
 
 class Operators:
@@ -27,7 +31,10 @@ class Operators:
             request = await channel.receive_payload()
         if request is None:
             return
-        channel.send_payload(await self._ask(request, leader))
+        if request == _ASK_CLOCK:
+            channel.send(ClockAt(wall_s=time.time()))
+        else:
+            channel.send_payload(await self._ask(request, leader))
         await channel.drain(self._timing.grace_s)
 
     async def _ask(self, request: bytes, leader: NodeChannel | None) -> bytes:

@@ -1,0 +1,1 @@
+"""`resihp doctor`: what is wrong with a machine, or with a job on it, before it costs a job."""
