@@ -58,6 +58,8 @@ class Communicator:
         self.ranks = tuple(ranks)
         self.index = index
         self._aborted = threading.Event()
+        self.num_entered = 0
+        """Operations that this member has begun."""
 
     @property
     def degree(self) -> int:
@@ -97,6 +99,7 @@ class Communicator:
         A wait on a collective that times out leaves it running,
         so an abandoned one ends by itself at the group's own time-out.
         """
+        self.num_entered += 1
         try:
             work = start()
             while not self._finished(work):

@@ -21,7 +21,7 @@ from resihp.executor.boundary import Agreement, Ask
 from resihp.executor.inject import Injector
 from resihp.executor.joining import Joining
 from resihp.executor.lateness import Lateness
-from resihp.executor.pause import current_pause
+from resihp.executor.pause import announce_pauses, current_pause
 from resihp.wire.channel import Channel
 from resihp.wire.messages import (
     AskWhere,
@@ -145,6 +145,7 @@ class Executor:
         self._send(await self._backend.open())
         obeying = asyncio.create_task(self._obey())
         beating = asyncio.create_task(self._beat())
+        announce_pauses(self._send_beat)
         await asyncio.wait([obeying, self._failure], return_when=asyncio.FIRST_COMPLETED)
         beating.cancel()
         if self._failure.done():
@@ -276,20 +277,20 @@ class Executor:
             due_s = time.monotonic() + self._timing.beat_s
             await asyncio.sleep(self._timing.beat_s)
             self._where()
-            backend = self._backend
-            instruction = backend.position
-            if instruction >= 0:
+            if self._backend.position >= 0:
                 self._lateness.add(time.monotonic() - due_s)
-            version = backend.state.version
-            self._send(
-                Beat(
-                    step=version,
-                    instruction=instruction,
-                    pause=current_pause(),
-                    generation=self._generation,
-                    runs=self._session is not None and self._session.joining.runs,
-                )
+            self._send_beat()
+
+    def _send_beat(self) -> None:
+        self._send(
+            Beat(
+                step=self._backend.state.version,
+                instruction=self._backend.position,
+                pause=current_pause(),
+                generation=self._generation,
+                runs=self._session is not None and self._session.joining.runs,
             )
+        )
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

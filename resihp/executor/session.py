@@ -16,10 +16,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed
 from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Communicator, Device, Groups
+from resihp.executor.groups import Communicator as CountedCommunicator
 from resihp.executor.groups import open_store
 from resihp.executor.inject import Injector
 from resihp.executor.injected import InjectedWire, InjectedWork
@@ -84,12 +87,17 @@ class Session:
         self.joining = Joining(deploy.generation, "builds groups")
         self._store: Any = None
         self._groups: Groups | None = None
+        self._tp: CountedCommunicator | None = None
+        """That of the TP group, where entering it is counted."""
         self._interpreter: Interpreter | None = None
         self._left = False
 
     def at(self) -> At:
         """Where it is; how long it has been there is for the caller to say."""
-        return self.joining.at(self._interpreter)
+        at = self.joining.at(self._interpreter)
+        if self._tp is None:
+            return at
+        return msgspec.structs.replace(at, collectives=self._tp.num_entered)
 
     async def run(self) -> bool:
         """See `resihp.executor.runtime.Session`."""
@@ -187,6 +195,8 @@ class Session:
             return built
 
         parts = await in_thread(build)
+        tp = parts["tp"]
+        self._tp = tp if isinstance(tp, CountedCommunicator) else None
         await self._device.connect(program.send_targets)
         return parts
 

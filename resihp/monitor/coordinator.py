@@ -23,6 +23,7 @@ from resihp.config import JobConfig
 from resihp.monitor.actions import Action
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.deciding import Deciding
+from resihp.monitor.coordination.hanging import Hanging
 from resihp.monitor.coordination.liveness import Liveness
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.opening import Opening
@@ -69,7 +70,8 @@ class Coordinator:
         self._progress = progress = Progress(now_s)
         self._rejoining = Rejoining(core, planner)
         self._membership = Membership(core, self._rejoining)
-        self._liveness = Liveness(core, self._membership, progress)
+        self._hanging = Hanging(core, self._membership, progress)
+        self._liveness = Liveness(core, self._membership, self._hanging, progress)
         self._running = Running(core, self._membership, self._rejoining, progress)
         self._opening = Opening(core, secret, self._membership, self._rejoining, self._running)
         self._deciding = Deciding(core, self._opening)
@@ -188,7 +190,7 @@ class Coordinator:
             case Trouble():
                 self._liveness.trouble(rank, message)
             case At():
-                self._liveness.at(rank, message)
+                self._hanging.at(rank, message)
             case Settled():
                 self._resuming.settled(message)
                 self._settling.settled(rank, message)

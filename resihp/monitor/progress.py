@@ -44,6 +44,11 @@ class Progress:
         """Something got on, or had no need to."""
         self._moved_s = now_s
 
+    @property
+    def moved_s(self) -> float:
+        """When something moved last."""
+        return self._moved_s
+
     def still_s(self, now_s: float) -> float:
         """How long nothing has moved."""
         return now_s - self._moved_s

@@ -294,6 +294,8 @@ class At(_Message, frozen=True, kw_only=True):
     comm_waits: bool = False
     receives: tuple[int, ...] = ()
     """Missing receives that one of the two heads waits for."""
+    collectives: int = -1
+    """Collectives of its TP group that the compute stream has entered; -1: not counted."""
     since_s: float = 0.0
     """How long nothing of this has changed, seen at every beat."""
     pause: Pause | None = None

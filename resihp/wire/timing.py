@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Timing"]
+__all__ = ["HANG_CHUNKS", "Timing"]
+
+HANG_CHUNKS = 8
+"""A chunk that lasts so many times as long as the longest one usually does is called hung."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +28,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """All survivors must have built groups and moved state within this time."""
     collective_s: float
     """Bound of a collective when no verdict comes; a legitimate wait for others is shorter."""
+    hang_s: float
+    """Nothing moved anywhere for this long, or for longer where chunks are long: whoever holds
+    all others up is fenced, if that is clear."""
     stalled_s: float
     """No instruction finished anywhere for this long ends the job."""
     grace_s: float
@@ -48,6 +54,15 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             return max(self.settle_s, self.stalled_s)
         return max(self.settle_s, 3 * longest_step_s)
 
+    def hang_bound_s(self, longest_chunk_s: float | None) -> float:
+        """How long all may stand still before one is called hung, by how long chunks take.
+
+        Before the first times are known, as long as a job may stand still at all.
+        """
+        if longest_chunk_s is None:
+            return self.stalled_s
+        return max(self.hang_s, HANG_CHUNKS * longest_chunk_s) + 3 * self.beat_s
+
     @classmethod
     def from_detect_within(cls, detect_within_s: float) -> Timing:
         """The whole table for one value of the knob."""
@@ -60,6 +75,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             settle_s=max(10 * detect_within_s, 10.0),
             join_s=max(30 * detect_within_s, 30.0),
             collective_s=600 * detect_within_s,
+            hang_s=max(10 * detect_within_s, 5.0),
             stalled_s=max(120 * detect_within_s, 120.0),
             grace_s=max(2 * detect_within_s, 2.0),
             lease_s=max(2 * detect_within_s, 2.0),

@@ -514,7 +514,7 @@ def test_a_job_without_progress_ends_and_says_who_stands_where():
     )
 
 
-def test_a_job_that_hangs_ends_with_the_rank_that_holds_the_others_up():
+def test_who_holds_all_others_up_is_fenced_and_if_that_does_not_help_the_job_ends():
     """Asked half-way to the end, ranks say where they are; it is told in the words of the plan."""
     desk = Desk(job_of(tp=1, pp=2, dp=1)).run()
     for _ in range(62):
@@ -527,12 +527,16 @@ def test_a_job_that_hangs_ends_with_the_rank_that_holds_the_others_up():
     desk.say(1, msgspec.structs.replace(at, compute=instrs[1].index(Op.F), **waits))
     for _ in range(61):
         desk.wait(1, beats=BEAT)
+    assert [rank for rank, _ in desk.sent(Fence)] == [0]
+    assert desk.end is None, "its death frees the others"
+    for _ in range(6):
+        desk.wait(1, beats=BEAT)
     assert desk.end is not None
     assert desk.end.reason == (
         "no instruction finished for 120 s (rank 1 waits in the end for rank 0, which computes "
         "`F 0`, for 0.0 s)"
     )
-    (hang,) = [log.fields for log in desk.all_of(Log) if log.kind == "hang"]
+    hang = [log.fields for log in desk.all_of(Log) if log.kind == "hang"][-1]
     assert "whose rank 0 is at `F 0`" in str(hang["ranks"])
 
 

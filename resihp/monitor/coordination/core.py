@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from resihp.config import JobConfig
 from resihp.monitor.actions import Action, End, Log, Say, Send
+from resihp.monitor.chunk_times import ChunkTimes
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.incident import IncidentBook
 from resihp.monitor.planner import VerifiedPlan
@@ -21,7 +22,8 @@ class Round:
 
     settled: dict[int, Settled] = field(default_factory=dict[int, Settled])
     joined: dict[int, Joined] = field(default_factory=dict[int, Joined])
-    fenced: set[int] = field(default_factory=set[int])
+    fenced: dict[int, str] = field(default_factory=dict[int, str])
+    """Why, by rank."""
     finished: set[int] = field(default_factory=set[int])
     trouble_since_s: float | None = None
     is_closed: bool = False
@@ -57,6 +59,7 @@ class Core:
         self.records: list[StepRecord] = []
         self.last_step_s = now_s
         self.longest_step_s = 0.0
+        self.chunk_times = ChunkTimes()
         self.book = IncidentBook()
         self._actions: list[Action] = []
 

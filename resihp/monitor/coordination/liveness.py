@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from resihp.monitor.actions import Evict
 from resihp.monitor.coordination.core import Core
+from resihp.monitor.coordination.hanging import Hanging
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.progress import Progress
-from resihp.monitor.where import hang_report
-from resihp.wire.messages import AskWhere, At, Beat, Fault, Trouble
+from resihp.wire.messages import Beat, Fault, Trouble
 
 __all__ = ["Liveness"]
 
@@ -19,8 +19,11 @@ FATAL = ("kill", "stopped", "exit", "exception", "kill_supervisor")
 class Liveness:
     """Of all ranks."""
 
-    def __init__(self, core: Core, membership: Membership, progress: Progress) -> None:
+    def __init__(
+        self, core: Core, membership: Membership, hanging: Hanging, progress: Progress
+    ) -> None:
         self._core = core
+        self._hanging = hanging
         self._membership = membership
         self._progress = progress
         self._evicted_s: dict[int, float] = {}
@@ -64,11 +67,6 @@ class Liveness:
         if message.generation == core.generation and core.round.trouble_since_s is None:
             core.round.trouble_since_s = core.now_s
 
-    def at(self, rank: int, message: At) -> None:
-        """Where `rank` is."""
-        if message.generation == self._core.generation:
-            self._progress.at[rank] = message
-
     # --- time passes
 
     def pauses(self) -> None:
@@ -88,26 +86,7 @@ class Liveness:
         if self.in_trouble():
             self._membership.reopen("a connection broke, and nobody was lost")
         elif self._core.phase is Phase.RUNNING:
-            self._check_stall()
-
-    def _check_stall(self) -> None:
-        core = self._core
-        bound_s = max(core.timing.stalled_s, 3 * core.longest_step_s)
-        if self._progress.is_time_to_ask(bound_s / 2, core.now_s):
-            core.broadcast(AskWhere())
-        if self._progress.still_s(core.now_s) > bound_s:
-            core.stop(f"no instruction finished for {bound_s:.0f} s ({self._hang()})", 1)
-
-    def _hang(self) -> str:
-        """Who holds all others up, as far as ranks answer; else what their beats said last."""
-        core = self._core
-        at = {rank: at for rank, at in self._progress.at.items() if rank in core.alive}
-        if not at or core.plan is None:
-            return self._progress.last_beats(core.alive)
-        silent = dict.fromkeys(sorted(core.alive - at.keys()), "does not answer")
-        told = hang_report(core.plan.plan, at, silent)
-        core.log("hang", ranks=told.ranks, verdict=told.verdict)
-        return "; ".join(told.verdict or told.ranks)
+            self._hanging.tick()
 
     def check_silence(self) -> None:
         """Evict supervisors that say nothing any more."""

@@ -36,7 +36,9 @@ class Membership:
             core.alive.discard(rank)
             core.stop(f"rank {rank} ended before the start ({how})\n{message.last_words}", 1)
         else:
-            self.lose(rank, f"its executor ended with {how}", message.last_words)
+            reason = core.round.fenced.get(rank)
+            evidence = f"its executor ended with {how}" if reason is None else f"fenced: {reason}"
+            self.lose(rank, evidence, message.last_words)
             if core.phase is not Phase.STOPPING:
                 self._rejoining.lost(rank)
 
@@ -115,6 +117,6 @@ class Membership:
         """Have the executor of `rank` killed; it is lost once its supervisor reports it dead."""
         core = self._core
         if rank not in core.round.fenced:
-            core.round.fenced.add(rank)
+            core.round.fenced[rank] = reason
             core.log("fence", rank=rank, reason=reason)
             core.send(rank, Fence(reason=reason))

@@ -28,12 +28,14 @@ class Running:
         self._membership = membership
         self._progress = progress
         self._observed = ObservedSizes()
+        self._programs: tuple[int, Mapping[int, Program]] = -1, {}
         self.num_plans = 0
         """Generations that ran."""
 
     def expect(self, programs: Mapping[int, Program]) -> None:
         """What the ranks will run."""
         self._observed.begin(self._core.generation, programs)
+        self._programs = self._core.generation, programs
 
     def begin(self) -> None:
         """Everybody joined."""
@@ -61,6 +63,10 @@ class Running:
         match self._observed.judge(rank, message):
             case Verdict.FITS:
                 self._core.do(Seen(rank, message))
+                generation, programs = self._programs
+                if message.generation == generation:
+                    times = message.starts_ns, message.ends_ns
+                    self._core.chunk_times.add(programs[rank], message.step, *times)
             case Verdict.WRONG:
                 self._core.log(
                     "times_refused",
