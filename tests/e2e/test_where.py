@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 JOB = """
 [job]
 name = "hangs"
+detect_within_s = 10.0
 steps = 3
 runs_dir = "{runs}"
 [model]
