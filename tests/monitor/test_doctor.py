@@ -162,11 +162,11 @@ def test_addresses_that_are_ours_taken_foreign_or_unknown(tmp_path: Path):
     """[T30] Each is told apart; only what cannot work is a problem."""
     with listen_at("127.0.0.2") as taken:
         port = address_of(taken).port
-        nodes = ("127.0.0.3", "127.0.0.2", "192.0.2.1", "nowhere.invalid")
+        nodes = ("127.0.0.3", "127.0.0.2", "198.51.100.7", "nowhere.invalid")
         found = list(check_network(networked(tmp_path, *nodes, port=port)))
     assert found[0].text == f"127.0.0.3:{port} is of this machine and free"
     assert found[1].text == f"127.0.0.2:{port} is in use; does this job run already?"
-    assert found[2].text == f"192.0.2.1:{port} is of another machine"
+    assert found[2].text == f"198.51.100.7:{port} is of another machine"
     assert found[3].text.startswith('the address "nowhere.invalid" cannot be found')
     assert [each.level for each in found[:4]] == ["ok", "note", "note", "problem"]
 
@@ -183,7 +183,7 @@ def test_a_secret_that_others_can_read_is_a_problem(tmp_path: Path):
 def test_a_job_that_leaves_the_machine_is_told_what_is_not_protected(tmp_path: Path):
     """Of loopback addresses only, it is not."""
     told = "tensors and collectives are not encrypted"
-    away, here = (networked(tmp_path, node) for node in ("192.0.2.1", "127.0.0.2"))
+    away, here = (networked(tmp_path, node) for node in ("198.51.100.7", "127.0.0.2"))
     assert any(told in each.text for each in check_network(away))
     assert not any(told in each.text for each in check_network(here))
 

@@ -46,8 +46,8 @@ def test_a_port_that_is_taken_is_named():
 
 def test_an_address_of_another_machine_is_refused():
     """[T30] The message says that it is none of ours (a documentation address, RFC 5737)."""
-    with pytest.raises(UserError, match=r"192\.0\.2\.1 is no address of this machine; name one"):
-        listen_at("192.0.2.1")
+    with pytest.raises(UserError, match=r"198\.51\.100\.7 is no address of this machine; name one"):
+        listen_at("198.51.100.7")
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "x" * 300, "a..b", "256.1.1.1"])
@@ -77,6 +77,6 @@ def test_what_is_loopback():
     assert is_loopback("127.0.0.1")
     assert is_loopback("127.8.0.1")
     assert is_loopback("localhost")
-    assert not is_loopback("192.0.2.1")
+    assert not is_loopback("198.51.100.7")
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("nowhere.invalid")
