@@ -153,3 +153,7 @@ sweep: $(VENV)/.dev
 # Fault sequences of a public reproduction; ARGS=NAME one of them.
 sequences: $(VENV)/.run
 	$(BIN)/python benchmarks/sequences.py $(ARGS)
+
+# The measured targets of surviving faults; ARGS="--parts kills --faults 100".
+bench-resilience: $(VENV)/.run
+	$(BIN)/python benchmarks/resilience.py $(ARGS)

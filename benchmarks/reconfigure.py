@@ -1,6 +1,6 @@
 """Closes and opens generations all the time, without losing a rank, and looks for what leaks.
 
-    python benchmarks/reconfigure.py [--steps 700]
+    python benchmarks/reconfigure.py [--steps 700] [--generations 400]
 
 A whole job (TP 2 x PP 2 x DP 2, eight executors) in which the coordinator closes the running
 generation at random moments: every rank stops in the middle of whatever it does, builds all
@@ -15,14 +15,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import shutil
-import statistics
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from small_job import job_text
 
@@ -39,6 +40,8 @@ NUM_GENERATIONS = 400
 """After these the job is left alone, so that what is still being released can go.
 
 A collective that an abort missed keeps its group until its own time-out of a minute."""
+GENERATIONS = "RESIHP_BENCH_GENERATIONS"
+"""Environment of the coordinator: how many, where it is not the usual number."""
 
 
 class RestlessCoordinator(Coordinator):
@@ -47,7 +50,7 @@ class RestlessCoordinator(Coordinator):
     _draw = random.Random(0)
 
     def tick(self, now_s: float) -> list[Action]:
-        restless = self.generation < NUM_GENERATIONS
+        restless = self.generation < int(os.environ.get(GENERATIONS, NUM_GENERATIONS))
         if self.phase is Phase.RUNNING and restless and self._draw.random() < PROBABILITY:
             self._core.now_s = now_s
             self._core.log("restless")
@@ -117,40 +120,75 @@ def run_job(folder: Path, steps: int, *, restless: bool) -> tuple[Path, Watcher]
     return run, watcher
 
 
+class Result(NamedTuple):
+    """What happened while a job reconfigured all the time."""
+
+    pauses_s: list[float]
+    """From each closing until all run again, sorted."""
+    num_fenced: int
+    is_same: bool
+    """Losses and samples are those of the run left alone."""
+    samples: list[tuple[int, int, float]]
+    """Descriptors, threads, MiB: the largest of all executors, once a second."""
+    folder: Path
+
+    @property
+    def is_right(self) -> bool:
+        return self.is_same and not self.num_fenced
+
+    def pause_ms(self, share: float) -> float:
+        """The pause that `share` of all do not pass."""
+        return 1000 * self.pauses_s[min(len(self.pauses_s) - 1, int(share * len(self.pauses_s)))]
+
+
+def measured(steps: int, num_generations: int) -> Result:
+    """Run the job twice, once left alone."""
+    folder = Path(tempfile.mkdtemp(prefix="resihp-reconfigure-"))
+    os.environ[GENERATIONS] = str(num_generations)
+    quiet, _ = run_job(folder / "quiet", steps, restless=False)
+    run, watcher = run_job(folder / "restless", steps, restless=True)
+    events = read(run, "events")
+    times = [float(str(row["at_s"])) for row in events if row["event"] in ("restless", "running")]
+    losses = [row["loss"] for row in read(run, "metrics")]
+    same = losses == [row["loss"] for row in read(quiet, "metrics")]
+    return Result(
+        pauses_s=sorted(b - a for a, b in zip(times[1::2], times[2::2], strict=False)),
+        num_fenced=sum(row["event"] in ("fence", "rank_lost") for row in events),
+        is_same=same and read(run, "ledger") == read(quiet, "ledger"),
+        samples=watcher.samples,
+        folder=folder,
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Reconfigure all the time and look for leaks.")
     parser.add_argument("--steps", type=int, default=700, help="iterations (default: %(default)s)")
+    parser.add_argument(
+        "--generations",
+        type=int,
+        default=NUM_GENERATIONS,
+        help="after which it is left alone (default: %(default)s)",
+    )
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="resihp-reconfigure-"))
-    quiet, _ = run_job(folder / "quiet", args.steps, restless=False)
-    run, watcher = run_job(folder / "restless", args.steps, restless=True)
-
-    events = read(run, "events")
-    times = [float(str(row["at_s"])) for row in events if row["event"] in ("restless", "running")]
-    pauses = sorted(b - a for a, b in zip(times[1::2], times[2::2], strict=False))
-    fenced = sum(row["event"] in ("fence", "rank_lost") for row in events)
-    losses = [row["loss"] for row in read(run, "metrics")]
-    same = losses == [row["loss"] for row in read(quiet, "metrics")]
-    same_ledger = read(run, "ledger") == read(quiet, "ledger")
-
-    middle, end = watcher.samples[len(watcher.samples) // 2], watcher.samples[-1]
+    result = measured(args.steps, args.generations)
+    samples = result.samples
     head = f"{'':>12} {'descriptors':>12} {'threads':>8} {'RSS MiB':>8}"
     print(f"\n{head}   (largest of 8 executors)")
     for name, (fds, threads, rss) in (
-        ("begin", watcher.samples[0]),
-        ("middle", middle),
-        ("end, quiet", end),
+        ("begin", samples[0]),
+        ("middle", samples[len(samples) // 2]),
+        ("end, quiet", samples[-1]),
     ):
         print(f"{name:>12} {fds:12.0f} {threads:8.0f} {rss:8.0f}")
     print(
-        f"{len(pauses)} reconfigurations of 8 ranks: median {1000 * statistics.median(pauses):.0f} "
-        f"ms, p99 {1000 * pauses[int(0.99 * len(pauses))]:.0f} ms; {fenced} ranks fenced; losses "
-        f"{'bitwise equal' if same else 'DIFFER'}; ledger {'equal' if same_ledger else 'DIFFERS'}"
+        f"{len(result.pauses_s)} reconfigurations of 8 ranks: median {result.pause_ms(0.5):.0f} "
+        f"ms, p99 {result.pause_ms(0.99):.0f} ms; {result.num_fenced} ranks fenced; losses and "
+        f"ledger {'equal' if result.is_same else 'DIFFER'}"
     )
-    if not same or not same_ledger or fenced:
-        print(f"kept in {folder}")
+    if not result.is_right:
+        print(f"kept in {result.folder}")
         return 1
-    shutil.rmtree(folder)
+    shutil.rmtree(result.folder)
     return 0
 
 

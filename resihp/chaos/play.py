@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from resihp.chaos.mix import Strike
+from resihp.chaos.reference import Reference, reference_of
 from resihp.chaos.score import RunScore, judged
 from resihp.chaos.usage import Growth, Usage, growth_of, shared_memory, tagged, usage_of
 from resihp.config import JobConfig, resolved
@@ -62,13 +63,7 @@ class Chaos:
 
     async def run(self, strikes: Iterator[Strike]) -> list[RunScore]:
         """The score of each job. UserError where the job does not run without faults."""
-        reference = Played(self._job, self._folder / "reference")
-        code = await reference.play(iter(()), self)
-        if code != 0:
-            raise UserError(
-                f"the job ends with {code} without any fault: see {reference.folder / 'console'}"
-            )
-        self._say(f"without faults: {len(reference.rows('metrics'))} steps")
+        reference = await self.reference()
         scores: list[RunScore] = []
         self._began_s = time.monotonic()
         while not self.is_enough:
@@ -85,6 +80,26 @@ class Chaos:
                 raise UserError("no fault strikes before the job is over: make it longer")
         self.seconds = time.monotonic() - self._began_s
         return scores
+
+    async def reference(self) -> Reference:
+        """The job without faults. UserError where it does not run."""
+        played = await self._calm(self._job, "reference")
+        self._say(f"without faults: {len(played.rows('metrics'))} steps")
+        reordered = None
+        if self._job.parallel.tp > 1 or self._job.compute.numerics != "bitwise":
+            compute = msgspec.structs.replace(self._job.compute, numerics="fast")
+            other = await self._calm(msgspec.structs.replace(self._job, compute=compute), "fast")
+            reordered = other.rows("metrics")
+        return reference_of(played.rows("metrics"), played.rows("ledger"), reordered)
+
+    async def _calm(self, job: JobConfig, name: str) -> Played:
+        """A run without faults."""
+        played = Played(job, self._folder / name)
+        code = await played.play(iter(()), self)
+        if code != 0:
+            console = played.folder / "console"
+            raise UserError(f"the job ends with {code} without any fault: see {console}")
+        return played
 
     @property
     def is_enough(self) -> bool:
@@ -212,7 +227,7 @@ class Played:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def score(self, number: int, exit_code: int, reference: Played) -> RunScore:
+    def score(self, number: int, exit_code: int, reference: Reference) -> RunScore:
         """How it went, beside a run without faults."""
         growth: Growth = growth_of(self._history, least=LEAST_LOOKS)
         return judged(
@@ -220,8 +235,7 @@ class Played:
             events=self.rows("events"),
             metrics=self.rows("metrics"),
             ledger=self.rows("ledger"),
-            reference=reference.rows("metrics"),
-            reference_ledger=reference.rows("ledger"),
+            reference=reference,
             exit_code=exit_code,
             faults=self._faults,
             growth=growth._asdict(),

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
+from resihp.chaos.reference import Reference, difference
+
 __all__ = ["RunScore", "Score", "judged", "percentile", "total"]
 
-TOLERANCE = 1e-5
-"""Relative difference of a loss where TP degrees changed: sums of the same numbers in another
-order, see tests/e2e/test_training.py."""
 MOST_GROWTH = {"fds": 24, "threads": 12, "rss_mib": 128.0}
 """What a process may have more late in its life than early."""
 
@@ -45,6 +44,8 @@ class RunScore(msgspec.Struct, frozen=True, kw_only=True):
     """Steps whose loss has the bits of the run without faults."""
     worst_difference: float
     """Largest relative difference of a loss."""
+    worst_excess: float
+    """By how much a difference passes what rounding may make; 0: none does."""
     growth: dict[str, float]
     left_behind: list[str]
     """Processes and shared memory after the end."""
@@ -60,8 +61,8 @@ class RunScore(msgspec.Struct, frozen=True, kw_only=True):
             found.append(f"{self.samples_lost} samples lost, {self.samples_doubled} doubled")
         if self.hash_mismatches:
             found.append(f"{self.hash_mismatches} hash mismatches")
-        if not self.worst_difference <= TOLERANCE:
-            found.append(f"a loss differs by {self.worst_difference:.1e}")
+        if self.worst_excess > 0:
+            found.append(f"a loss differs by {self.worst_excess:.1e} more than rounding makes")
         for what, most in MOST_GROWTH.items():
             if self.growth.get(what, 0.0) > most:
                 found.append(f"{what} of a process grew by {self.growth[what]:.0f}")
@@ -154,8 +155,7 @@ def judged(
     events: Sequence[Row],
     metrics: Sequence[Row],
     ledger: Sequence[Row],
-    reference: Sequence[Row],
-    reference_ledger: Sequence[Row],
+    reference: Reference,
     exit_code: int,
     faults: Mapping[str, int],
     growth: Mapping[str, float],
@@ -170,11 +170,9 @@ def judged(
     begin_s = next((float(r["at_s"]) for r in events if r["event"] == "running"), ended_s)
     stops = [str(row["reason"]) for row in events if row["event"] == "stop"]
     incidents = [row for row in events if row["event"] == "incident"]
-    expected = {int(row["step"]): row["loss"] for row in reference}
     losses = {int(row["step"]): row["loss"] for row in metrics}
-    usual_s = percentile((float(row["iteration_s"]) for row in reference), 0.5)
-    differences = [_difference(loss, expected.get(step)) for step, loss in losses.items()]
-    lost, doubled = _samples(ledger, reference_ledger)
+    num_bitwise, worst, excess = _compared(losses, reference)
+    lost, doubled = _samples(ledger, reference)
     return RunScore(
         number=number,
         ended=ended or (stops[-1] if stops else "no end"),
@@ -183,7 +181,7 @@ def judged(
         num_incidents=len(incidents),
         num_steps=len(losses),
         running_s=ended_s - begin_s,
-        useful_s=usual_s * len(losses),
+        useful_s=reference.usual_s * len(losses),
         detection_ms=_numbers(incidents, "detection_ms"),
         recovery_ms=_numbers(incidents, "recovery_ms"),
         lost_work_s=sum(_numbers(incidents, "lost_work_s")),
@@ -191,33 +189,39 @@ def judged(
         samples_doubled=doubled,
         hash_mismatches=sum("differ" in reason for reason in stops),
         num_steps_compared=len(losses),
-        num_bitwise=sum(loss == expected.get(step) for step, loss in losses.items()),
-        worst_difference=max(differences, default=0.0),
+        num_bitwise=num_bitwise,
+        worst_difference=worst,
+        worst_excess=excess,
         growth=dict(growth),
         left_behind=list(left_behind),
         faults=dict(faults),
     )
 
 
-def _difference(loss: float | None, expected: float | None) -> float:
-    """Relative; None is a loss that was not finite, or a step that is not there."""
-    if loss is None or expected is None or not math.isfinite(loss):
-        return 0.0 if loss == expected else math.inf
-    return abs(loss - expected) / abs(expected)
-
-
 def _numbers(rows: Iterable[Row], name: str) -> list[float]:
     return [float(row[name]) for row in rows if row.get(name) is not None]
 
 
-def _samples(ledger: Sequence[Row], reference: Sequence[Row]) -> tuple[int, int]:
+def _compared(losses: Mapping[int, float | None], reference: Reference) -> tuple[int, float, float]:
+    """(losses with the same bits, largest difference, largest one beyond what is allowed)."""
+    num_bitwise, worst, excess = 0, 0.0, 0.0
+    for step, loss in losses.items():
+        expected = reference.losses[step] if step < len(reference.losses) else None
+        apart = difference(loss, expected)
+        num_bitwise += apart == 0.0
+        worst = max(worst, apart)
+        excess = max(excess, apart - (reference.tolerance[step] if expected is not None else 0.0))
+    return num_bitwise, worst, excess
+
+
+def _samples(ledger: Sequence[Row], reference: Reference) -> tuple[int, int]:
     """(lost, doubled) samples of the committed steps, against the same steps without faults.
 
     The newest row of a step counts: an older one was taken back with its state.
     """
     newest = {int(row["step"]): row["samples"] for row in ledger}
     steps = max(newest, default=-1) + 1
-    wanted = Counter(s for row in reference[:steps] for s in row["samples"])
+    wanted = Counter(s for samples in reference.samples[:steps] for s in samples)
     used = Counter(s for samples in newest.values() for s in samples)
     return (wanted - used).total(), (used - wanted).total()
 

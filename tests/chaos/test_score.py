@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resihp.chaos.reference import difference, reference_of
 from resihp.chaos.score import RunScore, judged, percentile, total
 from resihp.chaos.usage import Usage, growth_of, tagged, usage_of
 
@@ -30,8 +31,7 @@ def score(**changed: Any) -> RunScore:
         "events": EVENTS,
         "metrics": METRICS,
         "ledger": LEDGER,
-        "reference": METRICS,
-        "reference_ledger": LEDGER,
+        "reference": reference_of(METRICS, LEDGER, None),
         "exit_code": 0,
         "faults": {"kill": 1},
         "growth": {"fds": 0, "threads": 0, "rss_mib": 0.0},
@@ -73,6 +73,23 @@ def test_a_step_that_was_taken_back_counts_once():
     """Where state went back to an older version, the newest row of a step is the one that holds."""
     again = [*LEDGER[:4], *LEDGER[3:]]
     assert score(ledger=again, metrics=[*METRICS[:4], *METRICS[3:]]).violations == []
+
+
+def test_losses_may_differ_as_far_as_rounding_takes_them():
+    """Ten times the largest difference so far of a run that only adds in another order."""
+    reordered = [{**row, "loss": row["loss"] * (1 + 1e-5 * row["step"])} for row in METRICS]
+    reference = reference_of(METRICS, LEDGER, reordered)
+    for factor, is_right in ((3e-4, True), (6e-4, False)):
+        metrics = [*METRICS[:5], {**METRICS[5], "loss": METRICS[5]["loss"] * (1 + factor)}]
+        assert (score(metrics=metrics, reference=reference).violations == []) == is_right
+    early = [{**METRICS[0], "loss": METRICS[0]["loss"] * (1 + 3e-4)}, *METRICS[1:]]
+    assert score(metrics=early, reference=reference).violations != []
+
+
+def test_a_loss_that_is_not_finite_differs_from_every_other():
+    """Unless both are not."""
+    assert difference(None, 1.0) == difference(1.0, None) == float("inf")
+    assert difference(None, None) == difference(2.0, 2.0) == 0.0
 
 
 def test_a_run_that_ended_for_want_of_ranks_is_judged_by_its_steps():

@@ -58,6 +58,7 @@ class Liveness:
             fault=message.kind,
             step=message.step,
             instruction=message.instruction,
+            hit_s=message.at_s,
         )
 
     def trouble(self, rank: int, message: Trouble) -> None:
