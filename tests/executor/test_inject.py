@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resihp.checkpoint.disk import open_folder
 from resihp.config import FaultKind, Injection
 from resihp.executor.faults import Conditions, InjectedError, fault_of
 from resihp.executor.inject import Injector, place_of_hit
+from resihp.executor.injected_disk import InjectedDisk
 
 ROOT = Path(__file__).parents[2]
 
@@ -182,3 +184,35 @@ def test_an_exception_is_raised_where_it_strikes():
     """In the code that runs, not beside it."""
     with pytest.raises(InjectedError):
         fault_of(Injection(kind="exception"), Conditions()).strike()
+
+
+def test_a_full_disk_is_that_of_saved_versions(tmp_path: Path):
+    """[T22] The error is the kernel's, nothing half-written stays, and later it works again."""
+    conditions = Conditions()
+    with open_folder(tmp_path, InjectedDisk(conditions)) as folder:
+        conditions.fill_disk(None)
+        with pytest.raises(OSError, match="no space left"):
+            folder.write_new("part", [b"1234"])
+        assert list(tmp_path.iterdir()) == []
+        conditions.fill_disk(1e-9)
+        time.sleep(1e-4)
+        folder.write_new("part", [b"1234"])
+    assert (tmp_path / "part").read_bytes() == b"1234"
+
+
+def test_a_torn_version_is_half_a_file_of_a_dead_process(tmp_path: Path):
+    """[T20] As a process leaves it that dies while it writes."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from resihp.checkpoint.disk import open_folder\n"
+        "from resihp.executor.faults import Conditions\n"
+        "from resihp.executor.injected_disk import InjectedDisk\n"
+        "conditions = Conditions()\n"
+        "conditions.tear_next()\n"
+        "with open_folder(Path(sys.argv[1]), InjectedDisk(conditions)) as folder:\n"
+        "    folder.write_new('part', [b'12345678'])\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+    assert (tmp_path / "part").read_bytes() == b"1234"
