@@ -12,8 +12,10 @@ from resihp.executor.models import build_model
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
 from resihp.executor.session import Session, in_thread
+from resihp.executor.snapshots.writer import Snapshots
 from resihp.executor.state import TrainState
 from resihp.wire.messages import Deploy, Message, Ready, Start
+from resihp.wire.shared_memory import SharedDir, shared_path
 from resihp.wire.timing import Timing
 
 __all__ = ["TrainingBackend"]
@@ -22,17 +24,18 @@ __all__ = ["TrainingBackend"]
 class TrainingBackend:
     """See `resihp.executor.runtime.Backend`.
 
-    ConfigError where the job's model or device cannot be had here.
+    ConfigError where the job's model or device cannot be had here, UserError where there is no
+    shared memory for the snapshots that it wants.
     """
 
     def __init__(self, job: JobConfig, start: Start, send: Callable[[Message], None]) -> None:
-        rank = start.rank
         self._job = job
-        self._rank = rank
+        self._rank = rank = start.rank
         self._send = send
         timing = Timing.from_detect_within(job.job.detect_within_s)
         self._model = build_model(job.model)
-        self.state = TrainState(job)
+        self._shared, snapshots = _snapshots(job, start)
+        self.state = TrainState(job, snapshots)
         self._device = device_of(job, rank, timeout_s=timing.handshake_s, host=start.host)
         self.injector = Injector(
             job.inject, rank, announcer(send), world=job.parallel.world, struck=start.struck
@@ -76,3 +79,12 @@ class TrainingBackend:
             injector=self.injector,
             send=self._send,
         )
+
+
+def _snapshots(job: JobConfig, start: Start) -> tuple[SharedDir | None, Snapshots | None]:
+    """Our share in the directory of snapshots, for the life of this process; None: not wanted."""
+    every = job.state.snapshot_every
+    if every == 0 or not start.run:
+        return None, None
+    shared = SharedDir(shared_path(start.run, start.node))
+    return shared, Snapshots(shared.path, start.rank, every)

@@ -3,7 +3,8 @@
 Both ends derive the same list of moves from the two plans. A move carries parameters and both
 moments of one layer's chunk (or of its replicated tensors), in parcels of bounded size. The target
 asks for them, a few at a time, and puts each where it belongs before it asks for one more: so
-nothing comes that it has no memory for, and neither end holds more than those few.
+nothing comes that it has no memory for, and neither end holds more than those few. Each parcel
+ends with its checksum, which the target compares.
 """
 
 from __future__ import annotations
@@ -18,23 +19,21 @@ import torch
 from torch import Tensor
 
 from resihp.config import JobConfig
-from resihp.executor.adamw import AdamW
+from resihp.errors import CommError
+from resihp.executor.checksum import SUM_BYTES, opened_parcel, sealed_parcel
 from resihp.executor.device.interface import STATE, Tag, Wire
 from resihp.executor.flat import FP32_BYTES, split_flat, tensor_of
 from resihp.executor.layouts import local_shape, slice_of
-from resihp.executor.model import Model, tensors_of
+from resihp.executor.model import Model
 from resihp.executor.parcels import Parcel, parcels_of
-from resihp.executor.state import Holding, holding_of
+from resihp.executor.snapshots.format import NUM_KINDS
+from resihp.executor.state import Holding, empty_optimizer, holding_of
 from resihp.executor.stream import Event, Stream
 from resihp.ir.model import Plan
 from resihp.ir.program import Program
 from resihp.ir.reshard import ShardMove, chunks_of_member, num_state_chunks, transfers
 
 __all__ = ["Resharding"]
-
-NUM_KINDS = 3
-"""Parameters and both moments, fp32 all: bf16 copies are made anew where they are needed."""
-
 
 MESSAGE_BYTES = 16 << 20
 """Upper limit of a message: large enough to cost little, small enough for several at a time."""
@@ -57,6 +56,29 @@ class _Ends(NamedTuple):
     stream: Stream
 
 
+class _Held:
+    """What this rank can give: what it held itself, and what snapshots of lost ranks hold."""
+
+    def __init__(self, own: Holding | None, lost: Callable[[int], Holding]) -> None:
+        self._own = own
+        self._lost = lost
+        self._read: dict[int, Holding] = {}
+
+    def of(self, move: ShardMove) -> Holding:
+        """Where a piece lies. On the stream's thread: it may read files."""
+        rank = move.snapshot_of
+        if rank is None:
+            assert self._own is not None, "asked to send state that is not here"
+            return self._own
+        if rank not in self._read:
+            self._read[rank] = self._lost(rank)
+        return self._read[rank]
+
+
+def _no_snapshots(rank: int) -> Holding:
+    raise CommError(f"no snapshot of rank {rank} can be read here")
+
+
 class Resharding:
     """One rank's part in the reconfiguration from `previous` to `plan`."""
 
@@ -74,7 +96,7 @@ class Resharding:
         """`message_bytes` is the same on all ranks."""
         self._model = model
         self._device = device
-        self._optimizer = job.optimizer
+        self._job = job
         self._rank = rank
         self._message_bytes = message_bytes
         self._num_chunks = num_state_chunks(previous, plan)
@@ -87,13 +109,19 @@ class Resharding:
         self.received_bytes = 0
 
     async def run(
-        self, old: Holding | None, program: Program | None, wire: Wire, stream: Stream
+        self,
+        old: Holding | None,
+        program: Program | None,
+        wire: Wire,
+        stream: Stream,
+        lost: Callable[[int], Holding] = _no_snapshots,
     ) -> Holding | None:
         """Send what others lack, receive what we lack; the new holding (None: standby).
 
-        `wire` is connected to `peers`. `old` is not changed. The number of updates is for
-        `TrainState.prepare` to set. Raises an ExceptionGroup of CommError or PeerLost where a peer
-        is gone.
+        `wire` is connected to `peers`. `old` is not changed. `lost` reads what a lost rank held
+        out of its snapshot. The number of updates is for `TrainState.prepare` to set. Raises an
+        ExceptionGroup of CommError or PeerLost where a peer or a snapshot is gone, or where state
+        changed on its way.
         """
         stays = old is not None and program is not None and _same_place(old.program, program)
         new: Holding | None = None
@@ -101,12 +129,16 @@ class Resharding:
             new = await stream.submit(lambda: self._begun(old, program)).wait_async()
         ends = _Ends(wire, stream)
         async with asyncio.TaskGroup() as tasks:
+            held = _Held(old, lost)
             for target, messages in self._messages(lambda move: (move.source, move.target)):
-                assert old is not None, "asked to send state that is not here"
-                tasks.create_task(self._give(old, target, messages, ends))
+                if target != self._rank:
+                    tasks.create_task(self._give(held, target, messages, ends))
             for source, messages in self._messages(lambda move: (move.target, move.source)):
                 assert new is not None, "state comes to a rank that needs none"
-                tasks.create_task(self._take(new, source, messages, ends))
+                if source != self._rank:
+                    tasks.create_task(self._take(new, source, messages, ends))
+                else:
+                    tasks.create_task(self._read(new, held, messages, ends))
         if program is None:
             return None
         if new is None:
@@ -141,18 +173,26 @@ class Resharding:
                 (name, local_shape(self._model.layout(name), move.num_chunks, move.chunk))
                 for name in self._names(move.layer, replicated=move.replicated)
             )
-            parcels = parcels_of(shapes, NUM_KINDS, self._message_bytes // FP32_BYTES)
+            parcels = parcels_of(shapes, NUM_KINDS, (self._message_bytes - SUM_BYTES) // FP32_BYTES)
             for place, parcel in enumerate(parcels):
                 yield _Message(move, parcel, Tag(STATE, number, 0, 0, place, 0))
 
     async def _give(
-        self, held: Holding, target: int, messages: Iterable[_Message], ends: _Ends
+        self, held: _Held, target: int, messages: Iterable[_Message], ends: _Ends
     ) -> None:
         for message in messages:
             await ends.wire.receive(target, _ready_for(message), 1).wait_async()
             packed = ends.stream.submit(partial(self._pack, held, message))
             ends.wire.send(target, message.tag, packed)
             await packed.wait_async()
+
+    async def _read(
+        self, new: Holding, held: _Held, messages: Iterable[_Message], ends: _Ends
+    ) -> None:
+        """Pieces out of snapshots that this rank reads for itself."""
+        for message in messages:
+            packed = ends.stream.submit(partial(self._pack, held, message))
+            await ends.stream.submit(partial(self._put, new, message, packed)).wait_async()
 
     async def _take(
         self, new: Holding, source: int, messages: Iterable[_Message], ends: _Ends
@@ -167,7 +207,7 @@ class Resharding:
         for message in messages:
             if len(asked) == NUM_ASKED:
                 await put_first()
-            num_bytes = FP32_BYTES * message.parcel.num_elements
+            num_bytes = FP32_BYTES * message.parcel.num_elements + SUM_BYTES
             asked.append((message, ends.wire.receive(source, message.tag, num_bytes)))
             ends.wire.send(source, _ready_for(message), _ready())
         while asked:
@@ -189,11 +229,15 @@ class Resharding:
             found.append(piece[where])
         return found
 
-    def _pack(self, holding: Holding, message: _Message) -> Tensor:
-        return torch.cat([block.reshape(-1) for block in self._blocks(holding, message)])
+    def _pack(self, held: _Held, message: _Message) -> Tensor:
+        blocks = self._blocks(held.of(message.move), message)
+        return sealed_parcel([block.reshape(-1).to(self._device) for block in blocks])
 
     def _put(self, new: Holding, message: _Message, arrived: Event) -> None:
-        flat = tensor_of(arrived.wait(), torch.float32)
+        flat = opened_parcel(tensor_of(arrived.wait(), torch.float32))
+        if flat is None:
+            move = message.move
+            raise CommError(f"state of layer {move.layer} from rank {move.source} came changed")
         blocks = self._blocks(new, message)
         parts = split_flat(flat, [block.numel() for block in blocks])
         for block, part in zip(blocks, parts, strict=True):
@@ -202,25 +246,10 @@ class Resharding:
 
     def _begun(self, old: Holding | None, program: Program) -> Holding:
         """Memory for the new layout, with what this rank held before."""
-        new = Holding(program, self._empty(program), {})
+        new = Holding(program, empty_optimizer(self._model, self._job, program, self._device), {})
         if old is not None:
             self._keep(old, new)
         return new
-
-    def _empty(self, program: Program) -> AdamW:
-        model, where = self._model, (program.tp, program.tp_index)
-        names = tensors_of(model, program.layers)
-        # NaN, so that a piece that nobody filled in can never pass for state.
-        parameters, exp_avg, exp_avg_sq = (
-            {
-                name: torch.full(
-                    local_shape(model.layout(name), *where), float("nan"), device=self._device
-                )
-                for name in names
-            }
-            for _ in range(NUM_KINDS)
-        )
-        return AdamW(self._optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
 
     def _keep(self, old: Holding, new: Holding) -> None:
         """Copy what both layouts hold on this rank."""

@@ -34,6 +34,7 @@ from resihp.wire.messages import (
     Message,
     Ready,
     Request,
+    Sealed,
     Settled,
     StepRecord,
     Stop,
@@ -73,6 +74,10 @@ class State(Protocol):
     @property
     def layouts(self) -> tuple[int, ...]:
         """Generations whose layout this rank can continue from."""
+        ...
+
+    def sealed(self) -> tuple[Sealed, ...]:
+        """The snapshots in the memory of this node; reads files."""
         ...
 
 
@@ -228,7 +233,7 @@ class Executor:
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._task
                 self._session = self._task = None
-            self._settle(noticed_s)
+            await self._settle(noticed_s)
 
     async def _yield(self, session: Session) -> None:
         """All members agreed to end their generation here; part of the session's own task.
@@ -240,9 +245,9 @@ class Executor:
             await session.leave()
             self._generation = session.joining.generation + 1
             self._session = self._task = None
-            self._settle(noticed_s)
+            await self._settle(noticed_s)
 
-    def _settle(self, noticed_s: float) -> None:
+    async def _settle(self, noticed_s: float) -> None:
         """Say what state we hold, for the generation that comes."""
         state = self._backend.state
         self._send(
@@ -254,6 +259,7 @@ class Executor:
                 record=state.record,
                 layouts=state.layouts,
                 noticed_s=noticed_s,
+                snapshots=await asyncio.to_thread(state.sealed),
             )
         )
 

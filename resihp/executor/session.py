@@ -14,12 +14,14 @@ import faulthandler
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed
+from resihp.executor.before import Before
 from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import Communicator as CountedCommunicator
@@ -85,6 +87,7 @@ class Session:
         self._send = send
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
         self.joining = Joining(deploy.generation, "builds groups")
+        self._before = Before(model, job, deploy.previous_plan, rank, device.torch_device)
         self._store: Any = None
         self._groups: Groups | None = None
         self._tp: CountedCommunicator | None = None
@@ -107,7 +110,9 @@ class Session:
         if self._rank in plan.returned:
             state.forget()
         # It may update parameters, which is work for a stream of the device.
-        adopted = self._device.comm.submit(lambda: state.adopt(deploy.base, deploy.commit))
+        adopted = self._device.comm.submit(
+            lambda: state.adopt(deploy.base, deploy.commit, self._before.own)
+        )
         await adopted.wait_async()
         if not deploy.program:
             await self._stand_by(plan)
@@ -126,6 +131,7 @@ class Session:
             lambda: shard_hashes(self._model, holding, plan.mesh.tp)
         ).wait_async()
         state.prepare(deploy.generation, holding)
+        await self._device.comm.submit(state.secure).wait_async()
         self._send(Joined(generation=deploy.generation, hashes=hashes, moved_bytes=moved_bytes))
         self.joining.doing = "waits for the others to join"
         await self._injector.joining("joined", redone)
@@ -136,6 +142,8 @@ class Session:
         )
         await self.joining.go
         state.go()
+        if state.snapshots is not None:
+            await asyncio.to_thread(state.snapshots.remove_all_but, plan.active_ranks)
         self._injector.num_instrs = len(program.instrs)
         self._interpreter = await self._make_interpreter(plan, holding, groups)
         return await iterate(
@@ -201,8 +209,8 @@ class Session:
         return parts
 
     async def _move_state(self, plan: Plan, program: Program | None) -> tuple[Holding | None, int]:
-        deploy = self._deploy
-        if deploy.base == 0 or deploy.previous_plan is None:
+        deploy, state, previous = self._deploy, self._state, self._before.plan
+        if deploy.base == 0 or previous is None:
             if program is None:
                 return None, 0
             where = self._device.torch_device
@@ -210,13 +218,16 @@ class Session:
                 lambda: initial_holding(self._model, self._job, program, where)
             )
             return await made.wait_async(), 0
-        previous = parse(deploy.previous_plan).plan
         resharding = Resharding(
             self._model, self._job, previous, plan, self._rank, self._device.torch_device
         )
         await self._device.connect(resharding.peers)
         holding = await resharding.run(
-            self._state.current, program, self._device.wire, self._device.comm
+            state.current,
+            program,
+            self._device.wire,
+            self._device.comm,
+            partial(self._before.lost, state.snapshots, deploy.base, deploy.commit.version),
         )
         return holding, resharding.received_bytes
 

@@ -4,29 +4,46 @@
 member's contribution is here, `apply` when the parameters have changed. The reduced gradients
 are kept until then, so a rank that saw the vote but did not apply, or did not even see it, can
 still roll forward to what the others did (DESIGN §6).
+
+With snapshots every version that is due is copied to shared memory while the next step computes;
+`seal` waits for that before this rank votes. A rank can go back to its own snapshot, and one that
+was started again can begin from it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from resihp.config import JobConfig
+from resihp.errors import CommError, UserError
 from resihp.executor.adamw import AdamW, learning_rate
 from resihp.executor.boundary import Agreement
 from resihp.executor.flat import bytes_of
 from resihp.executor.init import initial_parameters
-from resihp.executor.layouts import slice_of
+from resihp.executor.layouts import local_shape, slice_of
 from resihp.executor.model import Model, tensors_of
+from resihp.executor.snapshots.format import NUM_KINDS, Manifest
+from resihp.executor.snapshots.reader import Snapshot
+from resihp.executor.snapshots.writer import Snapshots, manifest_of
 from resihp.ir.program import Program
 from resihp.ir.reshard import chunks_of_member
-from resihp.wire.messages import Commit, StepRecord
+from resihp.wire.messages import Commit, Sealed, StepRecord
 
-__all__ = ["Holding", "TrainState", "clip_scale", "holding_of", "initial_holding", "shard_hashes"]
+__all__ = [
+    "Holding",
+    "TrainState",
+    "clip_scale",
+    "empty_optimizer",
+    "fill",
+    "holding_of",
+    "initial_holding",
+    "shard_hashes",
+]
 
 
 class Holding(NamedTuple):
@@ -74,6 +91,22 @@ def initial_holding(
     return holding_of(program, AdamW(job.optimizer, parameters))
 
 
+def empty_optimizer(
+    model: Model, job: JobConfig, program: Program, device: torch.device | str = "cpu"
+) -> AdamW:
+    """Memory for the shards of `program`'s layers and their moments."""
+    where = program.tp, program.tp_index
+    # NaN, so that a piece that nobody filled in can never pass for state.
+    parameters, exp_avg, exp_avg_sq = (
+        {
+            name: torch.full(local_shape(model.layout(name), *where), float("nan"), device=device)
+            for name in tensors_of(model, program.layers)
+        }
+        for _ in range(NUM_KINDS)
+    )
+    return AdamW(job.optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+
+
 def clip_scale(grad_norm: float, max_norm: float) -> float:
     """What gradients are multiplied by so that their norm is at most `max_norm`."""
     return min(1.0, max_norm / (grad_norm + 1e-6))
@@ -86,8 +119,9 @@ class TrainState:
     in use, because its generation has not been told to go.
     """
 
-    def __init__(self, job: JobConfig) -> None:
+    def __init__(self, job: JobConfig, snapshots: Snapshots | None = None) -> None:
         self._job = job
+        self.snapshots = snapshots
         self.agreement = Agreement()
         self.layout = 0
         self.current: Holding | None = None
@@ -103,7 +137,20 @@ class TrainState:
         """Generations whose layout this rank can continue from."""
         return (self.layout, self.pending[0]) if self.pending is not None else (self.layout,)
 
+    def sealed(self) -> tuple[Sealed, ...]:
+        """The snapshots in the memory of this node. Waits for one that is being written."""
+        return () if self.snapshots is None else self.snapshots.sealed()
+
     # --- a step
+
+    def seal(self) -> None:
+        """Wait until the snapshot of the version before this step is complete, where one is due.
+
+        Comes before this rank's contribution to the vote: whoever sees a vote complete knows then
+        that all members can go back to the version before.
+        """
+        if self.snapshots is not None:
+            self.snapshots.finish()
 
     def reduce_complete(self, reduced: dict[str, Tensor]) -> None:
         """The gradients of step `version` are complete on this rank."""
@@ -131,6 +178,14 @@ class TrainState:
             self.updates += 1
         self.reduced = None
         self.version += 1
+        snapshots = self.snapshots
+        if snapshots is not None and self.current is not None and snapshots.is_due(self.version):
+            manifest = self._manifest(snapshots, self.layout, self.current)
+            snapshots.begin(manifest, self.current.kinds())
+
+    def _manifest(self, snapshots: Snapshots, generation: int, holding: Holding) -> Manifest:
+        version, updates = self.version, self.updates
+        return manifest_of(snapshots.rank, generation, version, updates, holding.parameters)
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a step, from the job file."""
@@ -149,28 +204,72 @@ class TrainState:
         """Hold nothing: this rank was lost to the others, who went on without it."""
         self.layout, self.current, self.pending, self.reduced = 0, None, None, None
 
-    def adopt(self, base: int, commit: Commit) -> None:
+    def adopt(
+        self, base: int, commit: Commit, held: Callable[[], Holding | None] | None = None
+    ) -> None:
         """Continue from the layout of generation `base`, at `commit.version`.
 
-        A rank that is one step behind rolls forward with the gradients that it kept; one that
-        holds nothing (standby) only takes over the numbers.
+        A rank that is one step behind rolls forward with the gradients that it kept, one that is
+        ahead goes back to its own snapshot. One that holds nothing, because it was started again,
+        begins from its snapshot where there is one: `held` makes the holding of this rank in that
+        layout, with whatever numbers (None: it had no place there). Who holds nothing then
+        (standby) only takes over the numbers. CommError where the snapshot that is needed is not
+        whole.
         """
         if self.pending is not None and self.pending[0] == base:
             self.layout, self.current = self.pending
         self.pending = None
+        if self.snapshots is not None:
+            self.snapshots.settle(base, commit.version)
+        if self.current is None:
+            self._begin_from_snapshot(base, commit, held)
         assert self.layout == base or self.current is None, f"no layout of generation {base} here"
         if self.current is None:
-            self.version = self.voted = commit.version
-            self.updates, self.record = commit.updates, commit.record
+            self._take_numbers(commit)
+        elif self.version > commit.version:
+            self._go_back(base, commit, self.current)
         elif self.version < commit.version:
-            assert self.version + 1 == commit.version
-            assert commit.record is not None
-            assert self.reduced is not None, "asked to roll forward without gradients"
-            if self.voted == self.version:
-                self.vote_complete(commit.record)
-            self.apply()
+            self._roll_forward(commit)
+        elif self.voted > commit.version:  # nobody else can follow this vote any more
+            self._take_numbers(commit)
         settled = (commit.version, commit.version, commit.updates)
         assert (self.version, self.voted, self.updates) == settled
+
+    def _take_numbers(self, commit: Commit) -> None:
+        self.version = self.voted = commit.version
+        self.updates, self.record = commit.updates, commit.record
+        self.reduced = None
+
+    def _roll_forward(self, commit: Commit) -> None:
+        assert self.version + 1 == commit.version
+        assert commit.record is not None
+        assert self.reduced is not None, "asked to roll forward without gradients"
+        if self.voted == self.version:
+            self.vote_complete(commit.record)
+        self.apply()
+
+    def _go_back(self, base: int, commit: Commit, holding: Holding) -> None:
+        snapshot = self._own_snapshot(base, commit.version)
+        if snapshot is None:
+            raise CommError(f"no snapshot of version {commit.version} here to go back to")
+        fill(holding, snapshot)
+        self._take_numbers(commit)
+
+    def _begin_from_snapshot(
+        self, base: int, commit: Commit, held: Callable[[], Holding | None] | None
+    ) -> None:
+        snapshot = self._own_snapshot(base, commit.version)
+        holding = None if snapshot is None or held is None else held()
+        if snapshot is not None and holding is not None:
+            fill(holding, snapshot)
+            self.layout, self.current = base, holding
+            self._take_numbers(commit)
+
+    def _own_snapshot(self, base: int, version: int) -> Snapshot | None:
+        snapshots = self.snapshots
+        if snapshots is None:
+            return None
+        return snapshots.open(snapshots.rank, generation=base, version=version)
 
     def prepare(self, generation: int, holding: Holding | None) -> None:
         """`holding` is complete; it replaces the current one at `go`.
@@ -182,12 +281,49 @@ class TrainState:
             holding.optimizer.num_steps = self.updates
         self.pending = (generation, holding)
 
+    def secure(self) -> None:
+        """Seal a snapshot of the prepared layout, before anybody counts on it.
+
+        UserError where this node has no memory for it and the job begins; later such a rank goes
+        on without.
+        """
+        snapshots = self.snapshots
+        assert self.pending is not None
+        generation, holding = self.pending
+        if snapshots is None or holding is None:
+            return
+        snapshots.allow()
+        manifest = self._manifest(snapshots, generation, holding)
+        try:
+            snapshots.reserve(manifest)
+        except OSError as error:
+            if self.layout == 0:
+                raise UserError(snapshots.why_not(error), key="state.snapshot_every") from error
+            snapshots.refuse(error)
+        snapshots.begin(manifest, holding.kinds())
+        snapshots.finish()
+
     def go(self) -> None:
         """Use the prepared holding and let the old layout go."""
         assert self.pending is not None
         self.layout, self.current = self.pending
         self.pending = None
         self.reduced = None
+        if self.snapshots is not None and self.current is None:
+            self.snapshots.forget()
+
+
+def fill(holding: Holding, snapshot: Snapshot) -> None:
+    """Make `holding` what the snapshot has. CommError where that is of another layout."""
+    for target, source in zip(holding.kinds(), snapshot.kinds, strict=True):
+        shapes = {name: tensor.shape for name, tensor in source.items()}
+        if shapes != {name: tensor.shape for name, tensor in target.items()}:
+            raise CommError("a snapshot does not fit the layout that it names")
+    for target, source in zip(holding.kinds(), snapshot.kinds, strict=True):
+        for name, tensor in target.items():
+            tensor.copy_(source[name])
+    holding.optimizer.num_steps = snapshot.manifest.updates
+    holding.refresh()
 
 
 def shard_hashes(model: Model, holding: Holding, num_chunks: int) -> dict[str, str]:

@@ -185,6 +185,7 @@ class TrainingWork:
         reduced, self._reduced = self._reduced, {}
         self._tied.add(reduced)
         self._state.reduce_complete(reduced)
+        self._state.seal()
         contribution = self._contribution(reduced)
         outcome = self._voter.count(
             self._world.all_gather(upload(self._voter.pack(contribution), self._device))

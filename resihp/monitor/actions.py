@@ -18,6 +18,7 @@ __all__ = [
     "Seen",
     "Send",
     "StepCommitted",
+    "StepsTakenBack",
 ]
 
 
@@ -65,6 +66,12 @@ class StepCommitted(msgspec.Struct, frozen=True):
     generation: int
 
 
+class StepsTakenBack(msgspec.Struct, frozen=True):
+    """All went back to `version`: rows of later steps are no history any more."""
+
+    version: int
+
+
 class Seen(msgspec.Struct, frozen=True):
     """Keep the times of one iteration of one rank; they fit its program."""
 
@@ -85,4 +92,4 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Send | Decide | Evict | Log | PlanMade | StepCommitted | Seen | Say | End
+Action = Send | Decide | Evict | Log | PlanMade | StepCommitted | StepsTakenBack | Seen | Say | End

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from resihp.errors import WireError
@@ -57,16 +57,12 @@ class ExecutorProcess:
         self._channel: Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, job: str, host: str, struck: Mapping[int, int]) -> None:
-        """Begin to listen to it, and tell it its job (resolved TOML).
-
-        `host`: the address of its node. `struck`: the last step that each injection struck in,
-        which are not to strike again.
-        """
+    async def open(self, start: Start) -> None:
+        """Begin to listen to it, and tell it what it is to run."""
         reader, writer = await asyncio.open_unix_connection(sock=self._socket)
         self._channel = Channel(reader, writer)
         self._tell(ExecutorStarted(pid=self._child.pid))
-        self._channel.send(Start(rank=self._rank, job=job, host=host, struck=dict(struck)))
+        self._channel.send(start)
         self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._wait())]
 
     def send_payload(self, payload: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from pathlib import Path
@@ -98,6 +99,11 @@ class RunDir:
         )
         self._append("ledger", {"step": record.step, "samples": record.samples})
 
+    def take_back(self, version: int) -> None:
+        """Forget the committed iterations from `version` on: they are done again."""
+        for name in ("metrics", "ledger"):
+            _cut_rows(self.path / f"{name}.jsonl", version)
+
     def _append(self, name: str, row: dict[str, object]) -> None:
         file = self._files.get(name)
         if file is None:
@@ -108,3 +114,12 @@ class RunDir:
         """Close the files; further rows are a bug."""
         for file in self._files.values():
             file.close()
+
+
+def _cut_rows(path: Path, version: int) -> None:
+    """Cut off the last rows, those of steps from `version` on."""
+    rows = path.read_bytes().splitlines(keepends=True)
+    kept = len(rows)
+    while kept and msgspec.json.decode(rows[kept - 1])["step"] >= version:
+        kept -= 1
+    os.truncate(path, sum(map(len, rows[:kept])))

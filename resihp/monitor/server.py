@@ -23,6 +23,7 @@ from resihp.monitor.actions import (
     Seen,
     Send,
     StepCommitted,
+    StepsTakenBack,
 )
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.links import Links
@@ -323,6 +324,8 @@ class CoordinatorServer:
                 case StepCommitted(record, generation):
                     self._run_dir.step(record, generation)
                     self._say(step_line(record, generation))
+                case StepsTakenBack(version):
+                    self._run_dir.take_back(version)
                 case Seen(rank, observed):
                     self._observations.add(rank, observed)
                 case Say(line):

@@ -33,13 +33,16 @@ from resihp.wire.messages import (
     Hello,
     Inject,
     Message,
+    Ready,
     Resend,
     Respawn,
+    Start,
     Stop,
     Welcome,
     decode,
     encode,
 )
+from resihp.wire.shared_memory import KeptDir, shared_path
 from resihp.wire.timing import Timing
 
 __all__ = ["Supervisor"]
@@ -62,6 +65,8 @@ class Supervisor:
         self._host = LOOPBACK
         self._executor: ExecutorProcess | None = None
         self._welcome: Welcome | None = None
+        self._memory: KeptDir | None = None
+        """Where our executor has its snapshots."""
         self._replay = Replay()
         self._up: Channel | None = None
         self._stop: Stop | None = None
@@ -115,6 +120,8 @@ class Supervisor:
         finally:
             if self._executor is not None:
                 await self._executor.end(self._stop)
+            if self._memory is not None:
+                self._memory.leave()
             if self._up is not None:
                 await self._up.drain(self._timing.grace_s)
                 self._up.close()
@@ -207,14 +214,27 @@ class Supervisor:
         assert self._welcome is not None
         if self._executor is not None:
             await self._executor.end(None)
-        log_path = RunDir(Path(self._welcome.run_dir)).log_path(self._rank)
+        run_dir = RunDir(Path(self._welcome.run_dir))
+        log_path = run_dir.log_path(self._rank)
+        self._memory = KeptDir(shared_path(run_dir.path.name))
+        self._memory.keep()
         self._executor = ExecutorProcess(self._rank, log_path, self._timing, self._executor_says)
-        await self._executor.open(self._welcome.job, self._host, self._faults.struck)
+        await self._executor.open(
+            Start(
+                rank=self._rank,
+                job=self._welcome.job,
+                host=self._host,
+                struck=dict(self._faults.struck),
+                run=run_dir.path.name,
+            )
+        )
 
     # --- what it says
 
     def _executor_says(self, message: Message) -> None:
         self._say(message)
+        if isinstance(message, Ready) and self._memory is not None:
+            self._memory.keep()
         if isinstance(message, Fault):
             self._faults.announced(message)
 

@@ -342,6 +342,9 @@ class Start(_Message, frozen=True, kw_only=True):
     """Address of the node: the only interface on which the executor listens."""
     struck: dict[int, int] = {}
     """The last step that each injection struck an earlier executor of this rank in."""
+    run: str = ""
+    """Name of the run's directory, which that of its snapshots has too."""
+    node: int = 0
 
 
 class Close(_Message, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from resihp.errors import UserError
 
-__all__ = ["SHM", "SharedDir", "shared_path", "stale_dirs"]
+__all__ = ["SHM", "KeptDir", "SharedDir", "remove_unheld", "shared_path", "stale_dirs"]
 
 SHM = Path("/dev/shm")
 """Where Linux keeps files in memory."""
@@ -93,22 +93,52 @@ def _is_linked(lock: int, path: Path) -> bool:
     return os.path.samestat(os.fstat(lock), there)
 
 
+class KeptDir:
+    """Keeps a directory that another process of ours makes, while that one is away."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._share: SharedDir | None = None
+
+    def keep(self) -> None:
+        """Take a share in it, where it is there."""
+        if self._share is None and self._path.exists():
+            self._share = SharedDir(self._path)
+
+    def leave(self) -> None:
+        """Give the share up; the last one of all removes it."""
+        if self._share is not None:
+            self._share.leave()
+        else:
+            remove_unheld(self._path)
+
+
+def remove_unheld(path: Path) -> bool:
+    """Remove a directory that nobody holds, as the last one would have; whether it was one."""
+    return _unheld(path, clean=True)
+
+
 def stale_dirs(root: Path = SHM, *, clean: bool = False) -> Iterator[Path]:
     """Directories of runs of this user that no process holds; `clean` removes them."""
     for path in sorted(root.glob(f"resihp-{os.getuid()}-*")):
-        try:
-            if not _is_ours(path):
-                continue
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # not made by us, or gone
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            if clean:
-                shutil.rmtree(path, ignore_errors=True)
+        if _unheld(path, clean=clean):
             yield path
-        finally:
-            os.close(lock)
+
+
+def _unheld(path: Path, *, clean: bool) -> bool:
+    try:
+        if not _is_ours(path):
+            return False
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # not made by us, or gone
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        if clean:
+            shutil.rmtree(path, ignore_errors=True)
+        return True
+    finally:
+        os.close(lock)

@@ -233,7 +233,7 @@ def test_state_that_was_gone_back_to_stays_until_a_newer_one_is_sealed(folder: P
         kinds = kinds_of(version)
         snapshots.begin(manifest_of(3, 7, version, version, kinds[0]), kinds)
     snapshots.finish()
-    snapshots.went_back_to(7, 1)
+    snapshots.settle(7, 1)
     kinds = kinds_of(9)
     snapshots.begin(manifest_of(3, 8, 1, 1, kinds[0]), kinds)
     assert [(each.generation, each.version) for each in snapshots.sealed()] == [(7, 1), (8, 1)]

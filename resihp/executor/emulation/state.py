@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resihp.executor.boundary import Agreement
-from resihp.wire.messages import Commit, StepRecord
+from resihp.wire.messages import Commit, Sealed, StepRecord
 
 __all__ = ["EmulatedState"]
 
@@ -26,6 +26,10 @@ class EmulatedState:
     def layouts(self) -> tuple[int, ...]:
         """Generations whose layout this rank can continue from."""
         return (self.layout,) if self._pending is None else (self.layout, self._pending[0])
+
+    def sealed(self) -> tuple[Sealed, ...]:
+        """There is nothing to keep."""
+        return ()
 
     def vote_complete(self, record: StepRecord) -> None:
         """All members contributed to the vote of `record.step`."""

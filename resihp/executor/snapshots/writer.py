@@ -97,6 +97,13 @@ class Snapshots:
         self.refusal = f"no snapshots: {error.strerror} in {self.folder}"
         print(self.refusal, flush=True)
 
+    def why_not(self, error: OSError) -> str:
+        """What the user is told where there is no memory for snapshots."""
+        return (
+            f"{self.folder}: {error.strerror}: the two snapshots of rank {self.rank} do not fit "
+            "into this node's shared memory; make it larger, or set `snapshot_every = 0` in [state]"
+        )
+
     def allow(self) -> None:
         """Try again, as at the beginning of a generation."""
         self.refusal = ""
@@ -134,9 +141,21 @@ class Snapshots:
             unseal(path)
         return snapshot
 
-    def went_back_to(self, generation: int, version: int) -> None:
-        """The state is that of our own snapshot again: it stays until a newer one is sealed."""
-        self._newest = generation, version
+    def settle(self, generation: int, version: int) -> None:
+        """The job goes on from `version` in the layout of `generation`.
+
+        The newest snapshot that is not after it stays until another one is sealed; what this
+        rank did beyond is no history any more.
+        """
+        self.finish()
+        mine = (found.manifest for found in sealed_in(self.folder, self.rank))
+        usable = [m.version for m in mine if m.generation == generation and m.version <= version]
+        self._newest = (generation, max(usable)) if usable else None
+
+    def forget(self) -> None:
+        """This rank holds nothing any more; its files are for others to remove."""
+        self.finish()
+        self._slots.forget()
 
     def remove_all_but(self, ranks: Collection[int]) -> None:
         """Remove what is left of other ranks: all others run a newer layout, so nobody needs it."""

@@ -57,6 +57,8 @@ class Core:
         """Where another coordinator may have said go, which dropped the layout of `base`."""
         self.round = Round()
         self.records: list[StepRecord] = []
+        self.begun: tuple[int, int] = (0, 0)
+        """The newest generation that was proposed, and the version that it begins with."""
         self.last_step_s = now_s
         self.longest_step_s = 0.0
         self.chunk_times = ChunkTimes()
@@ -94,6 +96,11 @@ class Core:
             self.send(rank, Stop(reason=reason, exit_code=exit_code))
         self.log("stop", reason=reason, exit_code=exit_code)
         self.do(End(exit_code, reason))
+
+    def is_history(self, step: int, generation: int) -> bool:
+        """Whether a step that `generation` committed is still one: not where all went back."""
+        newest, version = self.begun
+        return generation >= newest or step < version
 
     def keep_record(self, record: StepRecord) -> bool:
         """Of a committed step; whether it is news.

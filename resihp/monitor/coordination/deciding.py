@@ -38,6 +38,7 @@ class Deciding:
         core.plan = plan
         core.enter(Phase.PROPOSING)
         self._proposal = _Proposal(plan, cause, commit)
+        core.begun = core.generation, commit.version
         entry = Entry(
             term=0,
             generation=core.generation,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from resihp.errors import NoFeasiblePlan, PlanRejected
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.deciding import Deciding
@@ -24,13 +26,23 @@ class Planning:
         self._planner = planner
         self._deciding = deciding
 
-    def go_on(self, cause: str, version: int, record: StepRecord | None, updates: int) -> None:
-        """Open a generation from `version`, whose last step is `record`."""
+    def go_on(
+        self,
+        cause: str,
+        version: int,
+        record: StepRecord | None,
+        updates: int,
+        snapshots: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Open a generation from `version`, whose last step is `record`.
+
+        `snapshots`: of lost ranks, by the live ones that can read them.
+        """
         core = self._core
         growth = self._rejoining.admit()
         try:
             if growth is None:
-                plan = self._make(version)
+                plan = self._make(version, snapshots)
             else:
                 plan, cause = growth.plan, f"{listed(sorted(growth.ranks))} back: {growth.why}"
         except NoFeasiblePlan as error:
@@ -45,11 +57,11 @@ class Planning:
         commit = Commit(version=version, updates=updates, record=record)
         self._deciding.propose(plan, cause, commit)
 
-    def _make(self, version: int) -> VerifiedPlan:
+    def _make(self, version: int, snapshots: Mapping[int, tuple[int, ...]] | None) -> VerifiedPlan:
         previous = self._core.base_plan or self._planner.initial()
         if not self._core.lost and not previous.plan.reconfigure:
             return previous  # one that moved state is not to do it again
-        return self._planner.after_loss(previous, self._core.lost, version)
+        return self._planner.after_loss(previous, self._core.lost, version, snapshots=snapshots)
 
     def _no_plan(self, why: str) -> str:
         return (

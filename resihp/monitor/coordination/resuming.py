@@ -45,6 +45,7 @@ class Resuming:
         core.base_plan = _verified(entry.base_plan) if entry.base else None
         if core.base_plan is not None:
             core.newcomers = core.alive.intersection(core.base_plan.plan.lost)
+        core.begun = entry.generation, entry.commit.version
         core.perhaps_base = entry.generation, core.plan
         core.records[:] = records
         if entry.commit.record is not None:

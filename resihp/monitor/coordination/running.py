@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from resihp.ir.program import Program
-from resihp.monitor.actions import Seen, StepCommitted
+from resihp.monitor.actions import Seen, StepCommitted, StepsTakenBack
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
@@ -48,6 +48,8 @@ class Running:
     def committed(self, record: StepRecord, generation: int) -> None:
         """A step that some rank committed counts, also if its generation is closed."""
         core = self._core
+        if not core.is_history(record.step, generation):
+            return  # told late: it is done again
         assert record.step <= len(core.records) or core.has_resumed, "a step was skipped"
         if not core.keep_record(record):
             return
@@ -57,6 +59,20 @@ class Running:
         self._progress.moved(core.now_s)
         core.do(StepCommitted(record, generation))
         self._rejoining.committed()
+
+    def taken_back(self, version: int) -> None:
+        """All go on from `version`, which is before the newest committed step."""
+        core = self._core
+        first, last = version, len(core.records) - 1
+        if first > last:
+            return
+        del core.records[version:]
+        core.log("taken_back", version=version, steps=list(range(first, last + 1)))
+        core.say(
+            f"steps {first}..{last} are done again: snapshots of lost ranks end with "
+            f"version {version}"
+        )
+        core.do(StepsTakenBack(version))
 
     def observed(self, rank: int, message: Observed) -> None:
         """Times of the instructions of `rank`."""

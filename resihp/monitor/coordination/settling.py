@@ -8,7 +8,7 @@ from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.planning import Planning
 from resihp.monitor.coordination.running import Running
 from resihp.monitor.incident import listed
-from resihp.monitor.settlement import newest_version
+from resihp.monitor.settlement import Settlement, newest_version, settle
 from resihp.wire.messages import Settled
 
 __all__ = ["Settling"]
@@ -32,7 +32,7 @@ class Settling:
             self._membership.yielded()
         if core.phase is not Phase.SETTLING or message.generation != core.generation:
             return
-        if not core.bases.keys() & set(message.layouts):
+        if not any(_has(rank, message, base) for base in core.bases):
             bases = ", ".join(map(str, core.bases))
             self._membership.fence(rank, f"holds layouts {message.layouts}, not {bases}")
             return
@@ -56,20 +56,23 @@ class Settling:
         core = self._core
         states = core.round.settled
         for base, plan in core.bases.items():
-            if all(base in state.layouts for state in states.values()):
+            if all(_has(rank, state, base) for rank, state in states.items()):
                 core.settle_on(base, plan)
                 return True
         newest = max(core.bases)
         for rank, state in states.items():
-            if newest not in state.layouts:
+            if not _has(rank, state, newest):
                 self._membership.fence(rank, f"holds layouts {state.layouts}, not {newest}")
         return False
 
     def _go_on(self) -> None:
         core = self._core
-        settlement = newest_version(
-            core.round.settled.values(), core.records[-1] if core.records else None
-        )
+        settlement = self._chosen()
+        for rank in settlement.empty:
+            self._membership.fence(rank, f"has nothing of version {settlement.version}")
+        if settlement.empty:
+            return  # they are lost soon, and then the others settle again
+        self._running.taken_back(settlement.version)
         if settlement.record is not None:
             self._running.committed(settlement.record, core.base)
         cause = "reopened"
@@ -80,8 +83,21 @@ class Settling:
             incident.step = settlement.version
             cause = f"lost {listed(incident.ranks)}: {incident.evidence}"
         self._planning.go_on(
-            cause, settlement.version, settlement.record, updates=settlement.updates
+            cause,
+            settlement.version,
+            settlement.record,
+            updates=settlement.updates,
+            snapshots=settlement.snapshots,
         )
+
+    def _chosen(self) -> Settlement:
+        """What to go on from; where a shard has no source, the newest version without it."""
+        core = self._core
+        settled, records = core.round.settled, core.records
+        found = None
+        if core.base_plan is not None:
+            found = settle(core.base, core.base_plan.plan, settled, records)
+        return found or newest_version(settled.values(), records[-1] if records else None)
 
     def tick(self, waited_s: float) -> None:
         """Fence who does not leave; end the job where even that helps nobody."""
@@ -95,3 +111,9 @@ class Settling:
         elif waited_s > core.settle_bound_s:
             for rank in stuck:
                 self._membership.fence(rank, f"did not leave its generation in {waited_s:.1f} s")
+
+
+def _has(rank: int, message: Settled, base: int) -> bool:
+    """Whether `rank` holds that layout, or was started again and has a snapshot of it."""
+    own = any((each.rank, each.generation) == (rank, base) for each in message.snapshots)
+    return own or base in message.layouts

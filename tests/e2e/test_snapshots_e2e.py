@@ -1,0 +1,44 @@
+"""State that no live rank holds any more comes out of shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from jobs import Job, complete, running, train_command
+
+from resihp.wire.shared_memory import SHM
+
+pytestmark = pytest.mark.timeout(120)
+TP_CHANGE_TOLERANCE = 1e-5
+"""As in `test_training`."""
+
+
+def left_in_memory(run_name: str) -> list[Path]:
+    return list(SHM.glob(f"resihp-{os.getuid()}-{run_name}*"))
+
+
+def test_both_holders_of_a_shard_are_killed_and_training_goes_on(tmp_path: Path, corpus: Path):
+    """[T14] From a snapshot of one of them: no step and no sample twice, nothing left in shared
+    memory, and the losses of a run without faults within the rounding of a smaller TP degree."""
+    job = Job(steps=8)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "killed").mkdir()
+    code, plain = complete(job, tmp_path / "plain", corpus)
+    assert code == 0, plain.text
+    path = job.write(tmp_path / "killed", corpus)
+    with running(train_command(path), tmp_path / "killed") as run:
+        run.read_to_step(3)
+        for rank in (2, 6):  # the same shard of the last stage in both replicas
+            os.kill(run.executor_pid(rank), signal.SIGKILL)
+        code = run.finish()
+    assert code == 0, run.text
+    assert run.rows("ledger") == plain.rows("ledger")
+    assert [row["step"] for row in run.rows("metrics")] == list(range(8))
+    plans = "".join(each.read_text() for each in sorted((run.dir / "plans").iterdir()))
+    assert "restore layers=" in plans
+    assert run.losses() == pytest.approx(plain.losses(), rel=TP_CHANGE_TOLERANCE)
+    assert left_in_memory(run.dir.name) == []
+    assert left_in_memory(plain.dir.name) == []
