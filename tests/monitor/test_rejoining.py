@@ -179,6 +179,40 @@ def test_members_that_yielded_are_not_closed_but_standby_ranks_are():
     assert desk.phase is Phase.SETTLING
 
 
+def test_nobody_stops_for_the_loss_of_a_standby_rank():
+    """The generation runs on; the next plan knows, and the rank may come back with that."""
+    desk = desk_of(tp=4, pp=1)
+    lose(desk, 3)
+    plan = parse(desk.last_deploy().plan).plan
+    standby, other = plan.standby
+    generation = desk.generation
+    desk.say(standby, exited())
+    assert (desk.phase, desk.generation) == (Phase.RUNNING, generation)
+    assert standby not in desk.alive
+    assert [rank for rank, _ in desk.sent(Respawn)] == [3, standby]
+    assert any(say.line.startswith(f"! lost standby rank {standby}") for say in desk.all_of(Say))
+    run_steps(desk, 1)
+    return_(desk, standby)
+    run_steps(desk, 2 * GOOD)
+    assert not yields(desk), "the plan that runs never lost it"
+    desk.say(other, exited())
+    lose(desk, plan.active_ranks[-1])
+    assert standby in parse(desk.last_deploy().plan).plan.lost
+
+
+def test_the_loss_of_a_standby_rank_while_a_plan_opens_closes_it():
+    """It may have state to give away."""
+    desk = desk_of(tp=4, pp=1)
+    lose(desk, 3)
+    (standby, _) = parse(desk.last_deploy().plan).plan.standby
+    desk.say(5, exited())
+    desk.settle(0)
+    generation = desk.generation
+    assert desk.phase is Phase.OPENING
+    desk.say(standby, exited())
+    assert (desk.phase, desk.generation) == (Phase.SETTLING, generation + 1)
+
+
 def test_a_member_that_missed_the_end_of_the_vote_is_told_to_leave():
     """Its peers left before it had their contributions: it rolls forward."""
     desk = desk_of()

@@ -53,16 +53,22 @@ class Membership:
             self.lose(rank, evidence, "")
 
     def lose(self, rank: int, evidence: str, last_words: str) -> None:
-        """`rank` is dead: the others leave the generation."""
+        """`rank` is dead: the others leave the generation, unless they run without it."""
         core = self._core
+        stands_by = self._stands_by(rank)
         core.alive.discard(rank)
         core.newcomers.discard(rank)
         core.lost.append(rank)
         self._rejoining.distrust()
-        core.log("rank_lost", rank=rank, evidence=evidence, last_words=last_words)
+        core.log(
+            "rank_lost", rank=rank, evidence=evidence, last_words=last_words, standby=stands_by
+        )
         self._reopenings = 0
         if last_words.strip():
             core.say(f"rank {rank}: {last_words.strip().splitlines()[-1]}")
+        if stands_by:
+            core.say(f"! lost standby rank {rank} ({evidence}): no other rank stops for it")
+            return
         core.book.lose(
             rank,
             evidence,
@@ -71,6 +77,16 @@ class Membership:
             since_s=core.last_step_s if core.phase is Phase.RUNNING else core.now_s,
         )
         self.close()
+
+    def _stands_by(self, rank: int) -> bool:
+        """Whether a generation runs in which `rank` has no place.
+
+        While one opens it may still give its shards away.
+        """
+        core = self._core
+        if core.phase is not Phase.RUNNING or core.plan is None:
+            return False
+        return rank not in core.plan.plan.active_ranks
 
     def close(self, *, at_least: int = 0) -> None:
         """Everybody leaves the running generation, for the next or for `at_least`."""

@@ -180,13 +180,15 @@ class Rejoining:
     def _consider(self, iteration: int) -> None:
         core = self._core
         left = core.job.job.steps - len(core.records)
+        assert core.base_plan is not None
         trusted = frozenset(
-            rank for rank in core.returned if not self._trust.wait(rank, iteration, self._patience)
+            rank
+            for rank in core.returned.intersection(core.base_plan.plan.lost)
+            if not self._trust.wait(rank, iteration, self._patience)
         )
         asked, again = self._considered
         if not trusted or left < 1 or (trusted == asked and iteration < again):
             return
-        assert core.base_plan is not None
         growth = self._planner.after_return(
             core.base_plan,
             core.lost,
@@ -195,7 +197,7 @@ class Rejoining:
             patience=self._patience,
             iteration=iteration,
             left=left,
-            switch_steps=self._switch_s() / max(core.records[-1].duration_s, 1e-9),
+            switch_steps=self._switch_s() / (core.records[-1].duration_s or 1.0),
         )
         core.log("growth", ranks=sorted(trusted), grows=growth.plan is not None, why=growth.why)
         if growth.plan is None:
