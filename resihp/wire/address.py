@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
 import socket
+import struct
 
 import msgspec
 
 from resihp.errors import UserError
 
-__all__ = ["LOOPBACK", "Address", "address_of", "is_loopback", "is_wildcard", "listen_at"]
+__all__ = [
+    "LOOPBACK",
+    "Address",
+    "address_of",
+    "interface_of",
+    "is_loopback",
+    "is_wildcard",
+    "listen_at",
+]
 
 LOOPBACK = "127.0.0.1"
 """Where everything of a job on one machine listens."""
 BACKLOG = 1024
+_ADDRESS_AND_MASK = (0x8915, 0x891B)
+"""SIOCGIFADDR and SIOCGIFNETMASK."""
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +42,8 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
 
 def is_loopback(host: str) -> bool:
     """Whether `host`, a number or a name, is of the loopback interface; False if unknown."""
-    return all(found.is_loopback for found in _numbers(host)) if _numbers(host) else False
+    found = _numbers(host)
+    return bool(found) and all(number.is_loopback for number in found)
 
 
 def is_wildcard(host: str) -> bool:
@@ -45,6 +58,32 @@ def _numbers(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     except (OSError, UnicodeError):
         return []
     return [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+
+
+def interface_of(host: str) -> str | None:
+    """Name of the interface here that has the IPv4 address `host`; None where none has (Linux).
+
+    For libraries that take the name of an interface only.
+    """
+    wanted = [number for number in _numbers(host) if number.version == 4]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            try:
+                address, mask = (_of_interface(sock, name, what) for what in _ADDRESS_AND_MASK)
+            except OSError:
+                continue  # without an IPv4 address
+            network = ipaddress.ip_interface(f"{address}/{mask}").network
+            # All of 127.0.0.0/8 is the loopback interface; elsewhere a neighbour is not we.
+            if any(
+                str(each) == address or (each.is_loopback and each in network) for each in wanted
+            ):
+                return name
+    return None
+
+
+def _of_interface(sock: socket.socket, name: str, what: int) -> str:
+    answer = fcntl.ioctl(sock, what, struct.pack("256s", name.encode()[:15]))
+    return socket.inet_ntoa(answer[20:24])
 
 
 def address_of(sock: socket.socket) -> Address:
@@ -71,13 +110,13 @@ def listen_at(host: str, port: int = 0) -> socket.socket:
         raise UserError(
             f'the address "{host}" cannot be found: {why}; name one that this machine knows, '
             f"such as {LOOPBACK}"
-        ) from error
+        ) from None
     try:
         return socket.create_server(
             (str(place[0]), int(place[1])), family=socket.AddressFamily(family), backlog=BACKLOG
         )
     except OSError as error:
-        raise UserError(_cannot_listen(host, port, error)) from error
+        raise UserError(_cannot_listen(host, port, error)) from None
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> str:

@@ -7,7 +7,15 @@ import socket
 import pytest
 
 from resihp.errors import UserError
-from resihp.wire.address import LOOPBACK, Address, address_of, is_loopback, is_wildcard, listen_at
+from resihp.wire.address import (
+    LOOPBACK,
+    Address,
+    address_of,
+    interface_of,
+    is_loopback,
+    is_wildcard,
+    listen_at,
+)
 
 
 def test_a_free_port_of_the_address_that_was_asked_for():
@@ -80,3 +88,10 @@ def test_what_is_loopback():
     assert not is_loopback("198.51.100.7")
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("nowhere.invalid")
+
+
+def test_the_interface_of_an_address():
+    """All of the loopback network is `lo`; an address of another machine has none."""
+    assert interface_of("127.0.0.1") == interface_of("127.0.0.2") == "lo"
+    assert interface_of("198.51.100.7") is None
+    assert interface_of("nowhere.invalid") is None

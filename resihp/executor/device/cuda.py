@@ -36,7 +36,7 @@ from resihp.executor.device.nccl import NcclCommunicator, abort_all, new_unique_
 from resihp.executor.device.staged import StagedGroups, StagedWire
 from resihp.executor.stream import Event
 from resihp.executor.transport import Transport
-from resihp.wire.address import LOOPBACK, Address
+from resihp.wire.address import LOOPBACK, Address, interface_of
 from resihp.wire.backend import EXECUTOR_TRANSPORT
 
 if TYPE_CHECKING:
@@ -211,6 +211,13 @@ class _Alone:
         return [parts[0]]
 
 
+def _keep_nccl_at(host: str) -> None:
+    """NCCL listens on the first interface that is not loopback, unless it is told another one."""
+    name = interface_of(host)
+    if name is not None:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+
+
 class NcclGroups:
     """The communicators of one generation (see `interface.Groups`), collective and of edges."""
 
@@ -325,6 +332,7 @@ class CudaDevice:
         ConfigError where there is no GPU.
         """
         give_streams_connections()
+        _keep_nccl_at(host)
         if not torch.cuda.is_available():
             raise ConfigError(
                 '[device] kind = "cuda": torch sees no CUDA device on this host; '
