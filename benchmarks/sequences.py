@@ -77,7 +77,11 @@ def job_of(case: Case | None, folder: Path) -> JobConfig:
         job,
         state=case.state,
         checkpoint=case.checkpoint,
-        inject=tuple(Injection(rank=rank, step=step) for rank, step in case.deaths),
+        inject=tuple(
+            # Peers die before one can hear of the other's death.
+            Injection(rank=rank, step=step, instruction=0 if "peers" in case.name else None)
+            for rank, step in case.deaths
+        ),
     )
 
 
