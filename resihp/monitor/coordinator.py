@@ -119,6 +119,11 @@ class Coordinator:
         self._liveness.expect_all()
         return core.take()
 
+    def remember(self, incidents: Sequence[Incident], num_plans: int) -> None:
+        """What other coordinators of this job saw, for the end of it."""
+        self._core.book.incidents[:0] = incidents
+        self._running.num_plans += num_plans
+
     def decided(self, generation: int, now_s: float) -> list[Action]:
         """A quorum has accepted the entry of `generation`."""
         core = self._core

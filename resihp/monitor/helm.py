@@ -79,11 +79,13 @@ class Helm:
             return []
         return self._perform(self.coordinator.receive(rank, message, now_s), now_s)
 
-    def rank_gone(self, rank: int, now_s: float) -> list[Order]:
+    def rank_gone(
+        self, rank: int, now_s: float, evidence: str = "its supervisor is gone"
+    ) -> list[Order]:
         """The supervisor of a rank is gone."""
         if not self.leadership.leads:
             return []
-        return self._perform(self.coordinator.disconnected(rank, now_s), now_s)
+        return self._perform(self.coordinator.disconnected(rank, now_s, evidence), now_s)
 
     # --- the rest
 

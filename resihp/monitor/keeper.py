@@ -56,7 +56,7 @@ class Keeper:
         clock = asyncio.get_running_loop().time
         while True:
             began_s = clock()
-            code = await self._run_one()
+            code = await self.run_one()
             if self._is_over(code):
                 return code
             num_quick = num_quick + 1 if clock() - began_s < QUICK_S else 0
@@ -72,7 +72,8 @@ class Keeper:
         if self.child is not None:
             self.child.send(number)
 
-    async def _run_one(self) -> int:
+    async def run_one(self) -> int:
+        """Start one process; its exit code."""
         self.child = self._start()
         watching = asyncio.create_task(self._kill_when_stopped(self.child))
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from resihp.monitor.coordinator import Coordinator
 from resihp.monitor.node.brief import NoteFile, read_brief
 from resihp.monitor.planner import Planner
 from resihp.monitor.process import ENDINGS
-from resihp.monitor.run_dir import RunDir, announce_run
+from resihp.monitor.quorum.leadership import Leadership
+from resihp.monitor.run_dir import RunDir
 from resihp.monitor.server import CoordinatorServer
 from resihp.wire.clock import MonotonicClock
+from resihp.wire.timing import Timing
 
 __all__ = ["main"]
 
@@ -40,10 +43,17 @@ def main(brief_fd: int, note_fd: int, term: int) -> int:
 async def _lead(brief_fd: int, note_fd: int, term: int) -> int:
     brief, note = read_brief(brief_fd), NoteFile(note_fd).read()
     job, clock = brief.job_config(), MonotonicClock()
-    where = note.run_dir or brief.run_dir
-    run_dir = RunDir(Path(where)) if where is not None else announce_run(job)
+    assert note.run_dir is not None, "a monitor leads only a run whose directory it knows"
+    run_dir = RunDir(Path(note.run_dir))
     coordinator = Coordinator(job, Planner(job), brief.secret, clock.now_s())
-    server = CoordinatorServer(job, coordinator, run_dir, brief, term, clock, _speaker(job))
+    leadership = Leadership(
+        range(len(brief.addresses)),
+        secrets.token_hex(8),
+        term,
+        Timing.from_detect_within(job.job.detect_within_s),
+        clock.now_s(),
+    )
+    server = CoordinatorServer(job, coordinator, run_dir, brief, leadership, clock, _speaker(job))
     return await server.serve()
 
 

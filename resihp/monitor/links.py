@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from typing import Protocol
 
 from resihp.errors import WireError
 from resihp.monitor.node.brief import Brief
@@ -13,41 +13,47 @@ from resihp.wire.gate import notice_silence
 from resihp.wire.nodes import NodeChannel, NodeMessage, RunAt
 from resihp.wire.timing import Timing
 
-__all__ = ["Links"]
+__all__ = ["Hearer", "Links"]
 
 RETRY_S = 0.05
+
+
+class Hearer(Protocol):
+    """Who is told what happens on the connections, with the number of the node."""
+
+    def reached(self, node: int) -> None:
+        """A connection is there."""
+        ...
+
+    def lost(self, node: int) -> None:
+        """It broke."""
+        ...
+
+    def refused(self, node: int) -> None:
+        """Nobody listens there."""
+        ...
+
+    def hear(self, node: int, message: NodeMessage) -> None:
+        """A message of the node's monitor."""
+        ...
 
 
 class Links:
     """Dials every monitor, and again whenever a connection is lost, until closed."""
 
-    def __init__(
-        self,
-        brief: Brief,
-        term: int,
-        job_name: str,
-        timing: Timing,
-        *,
-        run_dir: str,
-        hear: Callable[[int, NodeMessage], None],
-        reached: Callable[[int], None],
-        lost: Callable[[int, str], None],
-    ) -> None:
-        """`reached` and `lost` are told of connections, `hear` of messages, with the node."""
+    def __init__(self, brief: Brief, timing: Timing, run_dir: str, hearer: Hearer) -> None:
         self._brief = brief
-        self._identity = Identity(job_name, "coordinator", brief.node, term)
         self._timing = timing
         self._run_dir = run_dir
-        self._hear = hear
-        self._reached = reached
-        self._lost = lost
+        self._hearer = hearer
+        name = brief.job_config().job.name
+        self._identity = Identity(name, "coordinator", brief.node, 0)
         self._channels: dict[int, NodeChannel] = {}
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def open(self) -> None:
-        """Begin to dial."""
-        nodes = range(len(self._brief.addresses))
-        self._tasks = [asyncio.create_task(self._keep(node)) for node in nodes]
+    @property
+    def nodes(self) -> range:
+        """All nodes of the job."""
+        return range(len(self._brief.addresses))
 
     @property
     def connected(self) -> frozenset[int]:
@@ -59,33 +65,26 @@ class Links:
         if node in self._channels:
             self._channels[node].send(message)
 
-    async def close(self, grace_s: float) -> None:
-        """Let what was sent go out, and end."""
+    async def drain(self, timeout_s: float) -> None:
+        """Let what was sent go out."""
         for channel in list(self._channels.values()):
-            await channel.drain(grace_s)
-            channel.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await channel.drain(timeout_s)
 
-    async def failed(self) -> None:
-        """Return when a task of ours broke, which is a bug; raises what broke it."""
-        await asyncio.gather(*self._tasks)
-
-    async def _keep(self, node: int) -> None:
-        why = ""
+    async def keep(self, node: int) -> None:
+        """Be connected to `node`, until cancelled."""
         while True:
             try:
                 await self._serve(node)
-                why = "its monitor closed the connection"
-            except (OSError, WireError, TimeoutError) as error:
-                why = str(error) or type(error).__name__
-            self._lost(node, why)
+            except ConnectionRefusedError:
+                self._hearer.refused(node)
+            except (OSError, WireError, TimeoutError):
+                pass  # the next attempt shows whether it lasts
             await asyncio.sleep(RETRY_S)
 
     async def _serve(self, node: int) -> None:
         host, port = self._brief.addresses[node]
-        reader, writer = await asyncio.open_connection(host, port)
+        async with asyncio.timeout(self._timing.handshake_s):
+            reader, writer = await asyncio.open_connection(host, port)
         try:
             seals = await connect_handshake(
                 reader,
@@ -98,9 +97,12 @@ class Links:
             channel = NodeChannel(reader, writer, seals)
             channel.send(RunAt(run_dir=self._run_dir))
             self._channels[node] = channel
-            self._reached(node)
-            while (message := await channel.receive()) is not None:
-                self._hear(node, message)
+            self._hearer.reached(node)
+            try:
+                while (message := await channel.receive()) is not None:
+                    self._hearer.hear(node, message)
+            finally:
+                del self._channels[node]
+                self._hearer.lost(node)
         finally:
-            self._channels.pop(node, None)
             writer.close()

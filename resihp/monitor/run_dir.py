@@ -12,6 +12,7 @@ import msgspec
 
 from resihp.config import JobConfig, resolved
 from resihp.errors import ConfigError
+from resihp.monitor.past import Past, read_past
 from resihp.wire.messages import StepRecord
 
 __all__ = ["RunDir", "announce_run"]
@@ -37,15 +38,20 @@ class RunDir:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         emulated = "emulated-" if job.device.kind == "emulated" else ""
         run_id = f"{emulated}{job.job.name}-{stamp}-{secrets.token_hex(2)}"
-        path = Path(job.job.runs_dir).absolute() / run_id
         try:
-            for folder in (path, path / "plans", path / "logs", path / "traces"):
-                folder.mkdir(parents=True)
+            made = cls.make(Path(job.job.runs_dir).absolute() / run_id)
         except OSError as error:
             raise ConfigError(f'job.runs_dir = "{job.job.runs_dir}": {error.strerror}') from error
+        (made.path / "job.toml").write_text(resolved(job), encoding="utf-8")
+        return made
+
+    @classmethod
+    def make(cls, path: Path) -> RunDir:
+        """The directory at `path`, with what of it is not there yet (on another node)."""
+        for folder in ("plans", "logs", "traces", "journal"):
+            (path / folder).mkdir(parents=True, exist_ok=True)
         for name in ("events", "metrics", "ledger"):
             (path / f"{name}.jsonl").touch()
-        (path / "job.toml").write_text(resolved(job), encoding="utf-8")
         return cls(path)
 
     @property
@@ -62,6 +68,14 @@ class RunDir:
     def traces_path(self) -> Path:
         """Where observed times are kept (`resihp.monitor.observations`)."""
         return self.path / "traces"
+
+    def journal_path(self, node: int) -> Path:
+        """What the monitor of `node` promised and accepted (`resihp.monitor.quorum.journal`)."""
+        return self.path / "journal" / f"node{node}"
+
+    def past(self) -> Past:
+        """What the coordinators before wrote here; rows that are not whole are cut off."""
+        return read_past(self.path)
 
     def log_path(self, rank: int) -> Path:
         """Where the executor of `rank` writes its output."""

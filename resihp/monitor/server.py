@@ -7,13 +7,12 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from resihp.config import JobConfig
 from resihp.errors import AuthError, WireError
 from resihp.monitor.actions import (
-    Action,
     Decide,
     End,
     Evict,
@@ -26,9 +25,16 @@ from resihp.monitor.actions import (
     StepsTakenBack,
 )
 from resihp.monitor.coordinator import Coordinator, Phase
+from resihp.monitor.helm import Helm, Order
 from resihp.monitor.links import Links
 from resihp.monitor.node.brief import Brief
+from resihp.monitor.node.server import DEPOSED
 from resihp.monitor.observations import ObservationLog
+from resihp.monitor.quorum.leadership import (
+    Deposed,
+    Leadership,
+    ToNode,
+)
 from resihp.monitor.rendezvous import Place, write_place
 from resihp.monitor.run_dir import RunDir
 from resihp.monitor.summary import step_line, summary
@@ -39,6 +45,7 @@ from resihp.wire.messages import (
     ExecutorStarted,
     Fault,
     Fence,
+    Hello,
     Inject,
     KillRank,
     Message,
@@ -46,6 +53,8 @@ from resihp.wire.messages import (
     Refused,
     Reply,
     Resend,
+    Resent,
+    StepRecord,
     decode,
     encode,
 )
@@ -63,6 +72,7 @@ from resihp.wire.nodes import (
     ToRanks,
     TurnedAway,
 )
+from resihp.wire.quorum import Accepted, Promise, Superseded
 from resihp.wire.timing import Timing
 
 __all__ = ["CoordinatorServer"]
@@ -101,7 +111,7 @@ class CoordinatorServer:
         coordinator: Coordinator,
         run_dir: RunDir,
         brief: Brief,
-        term: int,
+        leadership: Leadership,
         clock: Clock,
         say: Callable[[str], None],
     ) -> None:
@@ -112,52 +122,56 @@ class CoordinatorServer:
         self._clock = clock
         self._say = say
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
-        self._links = Links(
-            brief,
-            term,
-            job.job.name,
-            self._timing,
-            run_dir=str(run_dir.path),
-            hear=self._hear,
-            reached=self._reached,
-            lost=self._lost,
-        )
+        nodes = range(len(brief.addresses))
+        ranks_of = {node: self._ranks(node) for node in nodes}
+        self._helm = Helm(coordinator, leadership, ranks_of, self._known_records)
+        self._links = Links(brief, self._timing, str(run_dir.path), self)
         self._here: set[int] = set()
-        """Ranks whose supervisor is there."""
+        """Ranks whose supervisor is there, and has said again what we may have missed."""
         self._pids: dict[int, int] = {}
         """Of the executor that each rank started last."""
         self._drained: set[int] = set()
         self._observations = ObservationLog(run_dir.traces_path)
         self._censuses: list[_Census] = []
         self._answering: set[asyncio.Task[None]] = set()
+        self._has_won = False
+        self._has_ended = False
         self._ended = asyncio.Event()
         self._all_left = asyncio.Event()
         self.exit_code = 1
         self.reason = ""
 
     async def serve(self) -> int:
-        """Run the job; its exit code."""
-        host, port = self._brief.addresses[self._brief.node]
-        write_place(self._run_dir.control_path, Place(port, self._brief.secret, host))
-        self._links.open()
-        ticker = asyncio.create_task(self._tick())
+        """Run the job; its exit code, or DEPOSED where somebody else leads."""
+        tasks = [asyncio.create_task(self._links.keep(node)) for node in self._links.nodes]
+        tasks.append(asyncio.create_task(self._tick()))
+        ended = asyncio.create_task(self._ended.wait())
         try:
-            await self._ended.wait()
+            await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # none of them ends but by a bug of ours
+            if self._has_won:
+                await self._let_leave()
+        finally:
+            for task in (ended, *tasks, *self._answering):
+                task.cancel()
+            await asyncio.gather(ended, *tasks, *self._answering, return_exceptions=True)
+        return self.exit_code
+
+    async def _let_leave(self) -> None:
+        """The job is over: wait for the supervisors, then say how it went."""
+        try:
             async with asyncio.timeout(2 * self._timing.grace_s):
                 await self._all_left.wait()
         except TimeoutError:
             self._say("some supervisors did not leave in time")
-        finally:
-            for task in (ticker, *self._answering):
-                task.cancel()
-            await asyncio.gather(ticker, *self._answering, return_exceptions=True)
-            self._finish()
-            await self._links.close(self._timing.grace_s)
-        return self.exit_code
+        self._finish()
+        await self._links.drain(self._timing.grace_s)
 
     def stop(self, reason: str, exit_code: int) -> None:
         """End the job in order, from a signal."""
-        self._perform(self._coordinator.stop(reason, exit_code, self._clock.now_s()))
+        self._perform(self._helm.stop(reason, exit_code, self._clock.now_s()))
 
     def _finish(self) -> None:
         headline = self.reason
@@ -173,7 +187,7 @@ class CoordinatorServer:
                 headline,
             )
         )
-        self._run_dir.control_path.unlink()
+        self._run_dir.control_path.unlink(missing_ok=True)
         self._observations.close()
         if self._observations.trouble:
             self._say(self._observations.trouble)
@@ -182,29 +196,44 @@ class CoordinatorServer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._timing.beat_s)
-            self._perform(self._coordinator.tick(self._clock.now_s()))
+            self._perform(self._helm.tick(self._clock.now_s()))
 
     # --- monitors
 
-    def _reached(self, node: int) -> None:
-        ranks = tuple(self._brief.ranks(node, self._job.parallel.world))
-        again = Resend(from_step=len(self._coordinator.records))
-        self._links.send(node, ToRanks(ranks=ranks, payload=encode(again)))
+    def reached(self, node: int) -> None:
+        """See `Hearer`."""
+        self._perform(self._helm.connected(node, self._clock.now_s()))
 
-    def _lost(self, node: int, why: str) -> None:
-        self._here -= set(self._brief.ranks(node, self._job.parallel.world))
+    def lost(self, node: int) -> None:
+        """See `Hearer`."""
+        self._here.difference_update(self._ranks(node))
+        self._perform(self._helm.disconnected(node, self._clock.now_s()))
 
-    def _hear(self, node: int, message: NodeMessage) -> None:
+    def refused(self, node: int) -> None:
+        """See `Hearer`."""
+        self._perform(self._helm.refused(node, self._clock.now_s()))
+
+    def hear(self, node: int, message: NodeMessage) -> None:
+        """See `Hearer`."""
         now_s = self._clock.now_s()
         match message:
+            case Promise() | Accepted() | Superseded():
+                self._perform(self._helm.answer(node, message, now_s))
+                if self._has_ended:
+                    self._links.send(node, self._end_message())
             case NodeBeat():
-                for rank, beat in message.beats.items():
-                    self._perform(self._coordinator.receive(rank, beat, now_s))
+                self._perform(self._helm.beat(node, message.number, message.beats, now_s))
+            case _ if self._helm.leadership.leads:
+                self._hear_node(node, message, now_s)
+            case _:
+                pass  # it is said again once we lead
+
+    def _hear_node(self, node: int, message: NodeMessage, now_s: float) -> None:
+        match message:
             case FromRank():
                 self._hear_rank(message.rank, decode(message.payload), now_s)
             case RankGone():
-                self._here.discard(message.rank)
-                self._perform(self._coordinator.disconnected(message.rank, now_s))
+                self._lose(message.rank, message.evidence)
             case FromOperator():
                 task = asyncio.create_task(self._answer(node, message))
                 self._answering.add(task)
@@ -221,16 +250,49 @@ class CoordinatorServer:
             case _:
                 raise AuthError(f"a monitor does not send {type(message).__name__}")
 
+    def _known_records(self) -> list[StepRecord]:
+        """Another coordinator led before: what it left in the run's directory."""
+        past = self._run_dir.past()
+        self._pids = past.executors
+        self._coordinator.remember(past.incidents, past.num_plans)
+        return past.records
+
+    def _won(self) -> None:
+        """We lead from here on: operators are to ask us, and the job's end is ours to tell."""
+        self._has_won = True
+        host, port = self._brief.addresses[self._brief.node]
+        place = Place(port, self._brief.secret, host)
+        write_place(self._run_dir.control_path, place)
+        fields: dict[str, object] = {"term": self._helm.leadership.term, "node": self._brief.node}
+        self._run_dir.event("leads", fields, self._clock.now_s())
+
+    def _ranks(self, node: int) -> range:
+        return self._brief.ranks(node, self._job.parallel.world)
+
+    def _lose(self, rank: int, evidence: str) -> None:
+        self._here.discard(rank)
+        self._perform(self._helm.rank_gone(rank, self._clock.now_s(), evidence))
+
     def _hear_rank(self, rank: int, message: Message, now_s: float) -> None:
-        self._here.add(rank)
-        if isinstance(message, ExecutorStarted):
-            if self._pids.get(rank) == message.pid:
+        match message:
+            case Hello():
+                self._perform(self._helm.from_rank(rank, message, now_s))
+                self._perform(self._coordinator.reached([rank], now_s))
+                return
+            case Resent():
+                self._here.add(rank)
+                return
+            case ExecutorStarted() if self._pids.get(rank) == message.pid:
                 return  # said again
-            self._pids[rank] = message.pid
-        if isinstance(message, At):
-            for census in self._censuses:
-                census.add(rank, message)
-        self._perform(self._coordinator.receive(rank, message, now_s))
+            case ExecutorStarted():
+                self._pids[rank] = message.pid
+            case At():
+                for census in self._censuses:
+                    census.add(rank, message)
+            case _:
+                pass
+        if rank in self._here:
+            self._perform(self._helm.from_rank(rank, message, now_s))
         if isinstance(message, Fault) and message.kind == "kill_coordinator":
             os.kill(os.getpid(), signal.SIGKILL)  # all that it knows is on disk or said again
 
@@ -239,6 +301,9 @@ class CoordinatorServer:
             self._all_left.set()
 
     def _send(self, rank: int, message: Message) -> None:
+        if isinstance(message, Resend):
+            # Until it has answered, what it says may have gaps, and is not heard.
+            self._here.discard(rank)
         node = self._brief.node_of(rank, self._job.parallel.world)
         self._links.send(node, ToRanks(ranks=(rank,), payload=encode(message)))
 
@@ -306,14 +371,21 @@ class CoordinatorServer:
 
     # --- actions
 
-    def _perform(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
+    def _perform(self, orders: Sequence[Order]) -> None:
+        if self._helm.leadership.leads and not self._has_won:
+            self._won()
+        for order in orders:
+            match order:
                 case Send(rank, message):
                     self._send(rank, message)
-                case Decide(entry):
-                    now_s = self._clock.now_s()
-                    self._perform(self._coordinator.decided(entry.generation, now_s))
+                case ToNode(node, message):
+                    self._links.send(node, message)
+                case Decide():
+                    raise AssertionError("the helm decides")
+                case Deposed(why):
+                    self._run_dir.event("deposed", {"why": why}, self._clock.now_s())
+                    self.exit_code, self._has_won = DEPOSED, False
+                    self._ended.set()
                 case Log(kind, fields):
                     self._run_dir.event(kind, fields, self._clock.now_s())
                 case PlanMade(generation, text, cause):
@@ -337,8 +409,11 @@ class CoordinatorServer:
                     self._end(exit_code, reason)
 
     def _end(self, exit_code: int, reason: str) -> None:
-        self.exit_code, self.reason = exit_code, reason
+        self.exit_code, self.reason, self._has_ended = exit_code, reason, True
         for node in self._links.connected:
-            self._links.send(node, Ended(exit_code=exit_code, reason=reason))
+            self._links.send(node, self._end_message())
         self._ended.set()
         self._check_left()
+
+    def _end_message(self) -> Ended:
+        return Ended(exit_code=self.exit_code, reason=self.reason)

@@ -35,6 +35,7 @@ from resihp.wire.messages import (
     Message,
     Ready,
     Resend,
+    Resent,
     Respawn,
     Start,
     Stop,
@@ -199,6 +200,7 @@ class Supervisor:
                 case Respawn():
                     await self._start_executor()
                 case Resend() as again:
+                    channel.send(Resent())
                     for message in self._replay.messages(again.from_step):
                         channel.send(message)
                 case _:

@@ -46,6 +46,7 @@ __all__ = [
     "Reply",
     "Request",
     "Resend",
+    "Resent",
     "Respawn",
     "Save",
     "SaveAt",
@@ -154,6 +155,10 @@ class Beat(_Message, frozen=True, kw_only=True):
     """The newest that the executor was told of."""
     runs: bool = False
     """It was told to go in `generation`: it iterates, or stands by."""
+
+
+class Resent(_Message, frozen=True, kw_only=True):
+    """Answer to `Resend`, before all that is said again: what came earlier may have gaps."""
 
 
 # --- executor -> coordinator
@@ -526,6 +531,7 @@ class Refused(_Message, frozen=True, kw_only=True):
 Message = (
     Hello
     | AskStop
+    | Resent
     | ExecutorStarted
     | ExecutorExited
     | Beat

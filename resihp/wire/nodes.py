@@ -16,6 +16,7 @@ from resihp.wire.auth import Seal
 from resihp.wire.channel import FrameChannel
 from resihp.wire.framing import CONTROL_LIMIT_BYTES
 from resihp.wire.messages import Beat
+from resihp.wire.quorum import QuorumMessage
 
 __all__ = [
     "Drained",
@@ -48,6 +49,7 @@ class _NodeMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_u
 class NodeBeat(_NodeMessage, frozen=True, kw_only=True):
     """Liveness of the node: the newest beat of each rank that beat since the last one of these."""
 
+    number: int
     beats: dict[int, Beat]
 
 
@@ -139,6 +141,7 @@ NodeMessage = (
     | EvictRank
     | ToOperator
     | Ended
+    | QuorumMessage
 )
 
 _encoder = msgspec.msgpack.Encoder()

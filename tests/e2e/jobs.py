@@ -122,9 +122,13 @@ class Run:
         return parent_of(self.executor_pid(rank))
 
     def pid_of(self, module: str) -> int:
-        """The only process of this job that runs `module`."""
-        (pid,) = [pid for pid in descendants(self.process.pid) if runs_module(pid, module)]
-        return pid
+        """The process of this job that runs `module`; waited for, since it may be restarting."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            for pid in descendants(self.process.pid):
+                if runs_module(pid, module):
+                    return pid
+        raise AssertionError(f"nobody runs {module}")
 
     def read_until(self, stop: Callable[[str], bool]) -> None:
         """Read lines of the console until one fulfils `stop` (or the job ends)."""
@@ -149,11 +153,11 @@ def parent_of(pid: int) -> int:
 
 def descendants(pid: int) -> set[int]:
     """All live processes below `pid`."""
-    parents = {
-        int(entry.name): parent_of(int(entry.name))
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and (entry / "stat").exists()
-    }
+    parents = dict[int, int]()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                parents[int(entry.name)] = parent_of(int(entry.name))
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more

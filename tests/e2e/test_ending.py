@@ -109,17 +109,6 @@ def test_a_dead_supervisor_costs_its_rank_only(rank: int, tmp_path: Path, corpus
     assert "1 of 1 failures survived" in run.text
 
 
-def test_a_dead_coordinator_ends_the_job(tmp_path: Path, corpus: Path) -> None:
-    """In this version the coordinator is not replaced: the job ends, and says so once."""
-    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
-        run.read_to_step(2)
-        family = descendants(run.process.pid)
-        os.kill(run.pid_of("resihp.monitor.leader"), signal.SIGKILL)
-        assert run.finish() == 1
-        assert not wait_gone(family)
-    assert run.text.count("resihp: error: ") == 1
-
-
 def test_a_loss_that_no_plan_can_carry_stops_all_with_one_sentence(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -44,6 +44,7 @@ def test_a_new_directory_holds_the_whole_job(job: JobConfig, run_dir: RunDir):
     assert sorted(path.name for path in run_dir.path.iterdir()) == [
         "events.jsonl",
         "job.toml",
+        "journal",
         "ledger.jsonl",
         "logs",
         "metrics.jsonl",

@@ -107,7 +107,7 @@ class Resuming:
         self._running.expect(programs)
         core.settle_on(core.generation, core.plan)
         core.newcomers.clear()
-        self._running.begin()
+        self._running.begin(is_new=len(waiting) == len(core.alive))
         for rank in sorted(waiting):
             core.send(rank, Go(generation=core.generation))
 

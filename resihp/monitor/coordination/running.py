@@ -37,10 +37,10 @@ class Running:
         self._observed.begin(self._core.generation, programs)
         self._programs = self._core.generation, programs
 
-    def begin(self) -> None:
-        """Everybody joined."""
+    def begin(self, *, is_new: bool = True) -> None:
+        """Everybody joined; a generation that is not new ran under another coordinator."""
         core = self._core
-        self.num_plans += 1
+        self.num_plans += is_new
         core.enter(Phase.RUNNING)
         core.last_step_s = core.now_s
         self._progress.moved(core.now_s)

@@ -1,4 +1,8 @@
-"""The monitor of a node on its socket: supervisors and operators here, the coordinator there."""
+"""The monitor of a node on its socket: supervisors and operators here, coordinators there.
+
+Any number of coordinators may ask for this node's promise; only the one that has the newest is
+obeyed and told what the ranks say. A monitor that finds itself without a leader starts one.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +11,43 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from resihp.errors import AuthError
 from resihp.monitor.inject import die
-from resihp.monitor.keeper import Keeper
+from resihp.monitor.keeper import QUICK_S, Keeper, pause_s
 from resihp.monitor.node.brief import Brief, Note, NoteFile
+from resihp.monitor.node.election import Election
 from resihp.monitor.node.operators import Operators
-from resihp.monitor.node.roster import Roster
-from resihp.monitor.process import Child, ProcessHandle, is_stopped
+from resihp.monitor.node.supervisors import Supervisors
+from resihp.monitor.process import Child
+from resihp.monitor.run_dir import RunDir
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connection_lost
 from resihp.wire.clock import Clock
 from resihp.wire.gate import Gate, is_worth_a_line
-from resihp.wire.messages import AskStop, Beat, Fault, Hello, Message, Stop, Welcome, decode
+from resihp.wire.messages import AskStop, Fault, Fence, Message, Stop, Welcome
 from resihp.wire.nodes import (
     Drained,
     Ended,
     EvictRank,
-    FromRank,
-    NodeBeat,
     NodeChannel,
     NodeMessage,
-    RankGone,
     RunAt,
     StopAsked,
     ToOperator,
     ToRanks,
     TurnedAway,
 )
+from resihp.wire.quorum import Accepted, Lead, Leads, Promise, Propose, Superseded
 from resihp.wire.timing import Timing
 
-__all__ = ["NodeServer"]
+__all__ = ["DEPOSED", "NodeServer"]
+
+DEPOSED = 3
+"""Exit code of a coordinator that gave up its lead, or did not get it."""
+MAX_QUICK_ENDS = 5
+"""How often in a row a coordinator of ours may break within `QUICK_S` of its start."""
 
 
 class NodeServer:
@@ -53,110 +63,183 @@ class NodeServer:
         self._note = note.read()
         was_restarted = self._note.num_starts > 0
         self._update_note(num_starts=self._note.num_starts + 1)
-        ranks = brief.ranks(brief.node, self._job.parallel.world)
-        self._roster = Roster(ranks, self._timing, clock.now_s(), was_restarted=was_restarted)
-        self._ranks = ranks
+        self._election = Election(brief, self._timing, clock.now_s())
+        self._supervisors = Supervisors(
+            brief.ranks(brief.node, self._job.parallel.world),
+            self._timing,
+            clock,
+            was_restarted=was_restarted,
+            tell=self._tell,
+            on_message=self._heard,
+        )
         self._gate = Gate(brief.secret, self._admit, timeout_s=self._timing.handshake_s)
-        self._channels: dict[int, Channel] = {}
-        self._handles: dict[int, ProcessHandle] = {}
-        self._evidence: dict[int, str] = {}
-        """Why we are about to close the connection of a rank."""
         self._leader: NodeChannel | None = None
+        self._leader_node: int | None = None
+        self._coordinator = Keeper(
+            "the coordinator", self._start_coordinator, lambda _: True, self._timing
+        )
         self._operators = Operators(self._timing)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._stop_asked: StopAsked | None = None
+        self._is_fenced = False
+        self._dying: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._left = asyncio.Event()
         if self._note.exit_code is not None:
             self._ended.set()
-        self._term = 0
-        self._dying: asyncio.Task[None] | None = None
+        run_dir = self._note.run_dir or brief.run_dir
+        if run_dir is not None:
+            self._run_at(run_dir)
 
     async def serve(self, listener: socket.socket) -> int:
         """The exit code of the job."""
         server = await asyncio.start_server(self._connected, sock=listener)
         ticking = asyncio.create_task(self._tick())
         leading = asyncio.create_task(self._lead())
+        ended = asyncio.create_task(self._ended.wait())
         try:
-            await self._ended.wait()
-            self._check_left()
+            await asyncio.wait([ticking, leading, ended], return_when=asyncio.FIRST_COMPLETED)
+            for task in (ticking, leading):
+                if task.done():
+                    task.result()  # it ends by a bug of ours only, or with the job
             async with asyncio.timeout(2 * self._timing.grace_s):
+                self._check_left()
                 await self._left.wait()
                 await leading
         except TimeoutError:
             pass  # whoever is left dies with its owner
         finally:
-            for task in (ticking, leading):
+            self._coordinator.send(signal.SIGKILL)
+            for task in (ticking, leading, ended):
                 task.cancel()
             server.close()
             for writer in self._connections.values():
                 writer.close()
-            await asyncio.gather(ticking, leading, *self._connections, return_exceptions=True)
+            await asyncio.gather(
+                ticking, leading, ended, *self._connections, return_exceptions=True
+            )
         assert self._note.exit_code is not None
         return self._note.exit_code
 
     def ask_stop(self, reason: str, exit_code: int) -> None:
         """A signal came: the coordinator ends the job, as soon as there is one."""
         self._stop_asked = StopAsked(reason=reason, exit_code=exit_code)
-        if self._leader is not None:
-            self._leader.send(self._stop_asked)
+        self._tell(self._stop_asked)
 
-    def _update_note(self, **changes: object) -> None:
-        fields = {name: getattr(self._note, name) for name in Note.__struct_fields__}
-        self._note = Note(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+    def _update_note(
+        self,
+        *,
+        num_starts: int | None = None,
+        run_dir: str | None = None,
+        ended: Ended | None = None,
+    ) -> None:
+        note = self._note
+        self._note = Note(
+            num_starts=note.num_starts if num_starts is None else num_starts,
+            run_dir=note.run_dir if run_dir is None else run_dir,
+            exit_code=note.exit_code if ended is None else ended.exit_code,
+            reason=note.reason if ended is None else ended.reason,
+        )
         self._note_file.write(self._note)
 
-    # --- the coordinator
+    # --- our own coordinator
 
     async def _lead(self) -> None:
-        """Keep a coordinator alive, until one has ended the job."""
-        keeper = Keeper("the coordinator", self._start_leader, lambda _: True, self._timing)
-        try:
-            code = await keeper.run()
-            if not self._ended.is_set():
-                reason = f"the coordinator ended with exit code {code}"
+        """Start coordinators whenever nobody leads, until the job is over."""
+        num_broken = 0
+        is_wanted = self._is_wanted()
+        while not self._ended.is_set():
+            if not is_wanted:
+                await asyncio.sleep(self._timing.beat_s)
+                is_wanted = self._is_wanted()
+                continue
+            began_s = self._clock.now_s()
+            code = await self._coordinator.run_one()
+            if code == DEPOSED:
+                num_broken, is_wanted = 0, False
+                continue
+            # It led, or was about to, and nobody else knows yet that it is gone.
+            is_wanted = True
+            is_quick = self._clock.now_s() - began_s < QUICK_S
+            num_broken = num_broken + 1 if is_quick else 0
+            if num_broken > MAX_QUICK_ENDS and not self._ended.is_set():
+                reason = f"the coordinator ended {num_broken} times in a row, at last with {code}"
                 print(f"resihp: error: {reason}", file=sys.stderr, flush=True)
                 self._end(Ended(exit_code=1, reason=reason))
-        finally:
-            keeper.send(signal.SIGKILL)
+            await asyncio.sleep(pause_s(num_broken))
 
-    def _start_leader(self) -> Child:
-        self._term += 1
+    def _is_wanted(self) -> bool:
+        return self._election.is_open and self._election.watch.wants_leader(self._clock.now_s())
+
+    def _start_coordinator(self) -> Child:
         fds = self._brief_fd, self._note_file.fd
+        term = self._election.promised + 1
         return Child(
-            [sys.executable, *self._brief.leader, *map(str, (*fds, self._term))],
+            [sys.executable, *self._brief.leader, *map(str, (*fds, term))],
             env=os.environ,
             pass_fds=fds,
             block_signals=True,
         )
 
-    async def _serve_leader(self, channel: NodeChannel) -> None:
-        if self._leader is not None:
-            self._leader.close()
-        self._leader = channel
-        for rank, evidence in self._roster.gone.items():
-            channel.send(RankGone(rank=rank, evidence=evidence))
-        if self._stop_asked is not None:
-            channel.send(self._stop_asked)
+    # --- whoever leads, or wants to
+
+    async def _serve_candidate(self, channel: NodeChannel, node: int) -> None:
+        term = 0
         try:
             while (message := await channel.receive()) is not None:
-                self._obey(message)
+                match message:
+                    case RunAt():
+                        self._run_at(message.run_dir)
+                    case Lead() | Propose():
+                        reply = await self._answer(message)
+                        channel.send(reply)
+                        if not isinstance(reply, Superseded):
+                            term = reply.term
+                            self._follow(channel, node)
+                    case Leads():
+                        self._election.watch.heard(message, self._election.promised)
+                    case _ if self._election.obeys(term):
+                        self._obey(message)
+                    case _:
+                        pass  # somebody else was promised a newer term
         finally:
             if self._leader is channel:
-                self._leader = None
+                self._leader = self._leader_node = None
+                self._election.watch.lost_connection()
+
+    async def _answer(self, message: Lead | Propose) -> Promise | Accepted | Superseded:
+        if not self._election.is_open:
+            raise AuthError("a coordinator says first where the run is")
+        return await self._election.answer(message, self._clock.now_s())
+
+    def _run_at(self, run_dir: str) -> None:
+        """The journal of this node is in the run's directory."""
+        if self._election.is_open:
+            if run_dir != self._note.run_dir:
+                raise AuthError(f"a coordinator of another run: {run_dir}")
+            return
+        folder = RunDir.make(Path(run_dir))
+        self._election.open(folder.journal_path(self._brief.node))
+        self._update_note(run_dir=run_dir)
+        self._supervisors.broadcast(self._welcome())
+
+    def _follow(self, channel: NodeChannel, node: int) -> None:
+        if self._leader is channel:
+            return
+        if self._leader is not None:
+            self._leader.close()
+        self._leader, self._leader_node = channel, node
+        self._supervisors.tell_gone()
+        if self._stop_asked is not None:
+            channel.send(self._stop_asked)
+        self._check_left()
 
     def _obey(self, message: NodeMessage) -> None:
         match message:
-            case RunAt():
-                self._update_note(run_dir=message.run_dir)
-                for rank in self._roster.here:
-                    self._welcome(rank)
             case ToRanks():
-                for rank in message.ranks:
-                    if rank in self._channels:
-                        self._channels[rank].send_payload(message.payload)
+                self._supervisors.send(message.ranks, message.payload)
             case EvictRank():
-                self._evict(message.rank)
+                self._supervisors.evict(message.rank)
             case ToOperator():
                 self._operators.answer(message.number, message.payload)
             case Ended():
@@ -170,9 +253,8 @@ class NodeServer:
             self._leader.send(message)
 
     def _end(self, message: Ended) -> None:
-        self._update_note(exit_code=message.exit_code, reason=message.reason)
-        for channel in self._channels.values():
-            channel.send(self._stop_message())
+        self._update_note(ended=message)
+        self._supervisors.broadcast(self._stop_message())
         self._ended.set()
         self._check_left()
 
@@ -181,7 +263,7 @@ class NodeServer:
         return Stop(reason=self._note.reason, exit_code=self._note.exit_code)
 
     def _check_left(self) -> None:
-        if self._ended.is_set() and not self._channels and not self._left.is_set():
+        if self._ended.is_set() and not self._supervisors:
             self._left.set()
             self._tell(Drained())
 
@@ -193,10 +275,8 @@ class NodeServer:
         match identity.role:
             case "operator" | "coordinator":
                 return None
-            case "supervisor" if identity.rank in self._channels:
-                return f"rank {identity.rank} is here already"
-            case "supervisor" if identity.rank in self._ranks:
-                return None
+            case "supervisor":
+                return self._supervisors.why_not(identity.rank)
             case _:
                 return f"no place for {identity.role} {identity.rank}"
 
@@ -210,9 +290,11 @@ class NodeServer:
                 case "operator":
                     await self._operators.serve(Channel(reader, writer, seals), self._leader)
                 case "coordinator":
-                    await self._serve_leader(NodeChannel(reader, writer, seals))
+                    await self._serve_candidate(NodeChannel(reader, writer, seals), identity.rank)
                 case _:
-                    await self._serve_rank(identity.rank, Channel(reader, writer, seals))
+                    channel = Channel(reader, writer, seals)
+                    await self._supervisors.serve(identity.rank, channel, self._greeting())
+                    self._check_left()
         except ProcessLookupError:
             pass  # a supervisor that died right after its first message
         except Exception as error:
@@ -226,68 +308,48 @@ class NodeServer:
             del self._connections[task]
             writer.close()
 
-    # --- supervisors
+    def _welcome(self) -> Welcome:
+        assert self._note.run_dir is not None
+        return Welcome(run_dir=self._note.run_dir, job=self._brief.job)
 
-    async def _serve_rank(self, rank: int, channel: Channel) -> None:
-        self._channels[rank] = channel
-        self._roster.connected(rank, self._clock.now_s())
-        self._welcome(rank)
-        try:
-            while (payload := await channel.receive_payload()) is not None:
-                self._hear(rank, decode(payload), payload)
-        finally:
-            del self._channels[rank]
-            evidence = self._evidence.pop(rank, "its supervisor is gone")
-            self._roster.disconnected(rank, evidence)
-            self._tell(RankGone(rank=rank, evidence=evidence))
-            if rank in self._handles:
-                self._handles.pop(rank).close()
-            self._check_left()
-
-    def _welcome(self, rank: int) -> None:
-        """Once the run's directory is known; a supervisor needs no second one."""
-        channel = self._channels[rank]
+    def _greeting(self) -> list[Message]:
+        """What a supervisor is told first, as far as it is known."""
+        greeting: list[Message] = []
         if self._note.run_dir is not None:
-            channel.send(Welcome(run_dir=self._note.run_dir, job=self._brief.job))
+            greeting.append(self._welcome())
         if self._note.exit_code is not None:
-            channel.send(self._stop_message())
+            greeting.append(self._stop_message())
+        return greeting
 
-    def _hear(self, rank: int, message: Message, payload: bytes) -> None:
-        now_s = self._clock.now_s()
-        if isinstance(message, Beat):
-            self._roster.heard(rank, now_s, message)
-            return
-        self._roster.heard(rank, now_s)
-        if isinstance(message, AskStop):
-            self.ask_stop(message.reason, message.exit_code)
-            return
-        if isinstance(message, Hello) and rank not in self._handles:
-            self._handles[rank] = ProcessHandle(message.pid)
-        self._tell(FromRank(rank=rank, payload=payload))
-        if isinstance(message, Fault) and message.kind == "kill_monitor":
-            self._dying = asyncio.create_task(die(self._told()))
+    def _heard(self, message: Message) -> bool:
+        """Whether a supervisor's message was for us alone; some faults are for us to bring."""
+        match message:
+            case AskStop():
+                self.ask_stop(message.reason, message.exit_code)
+                return True
+            case Fault(kind="kill_monitor"):
+                self._dying = asyncio.create_task(die(self._told()))
+            case _:
+                pass
+        return False
 
     async def _told(self) -> None:
         """What was said to the coordinator has left."""
         if self._leader is not None:
             await self._leader.drain(self._timing.beat_s)
 
-    def _evict(self, rank: int, evidence: str = "its supervisor was evicted") -> None:
-        """Kill a supervisor, and take it for gone even where it cannot be killed."""
-        if rank in self._channels:
-            self._evidence[rank] = evidence
-            if rank in self._handles:
-                self._handles[rank].send(signal.SIGKILL)
-            self._channels[rank].close()
-
     async def _tick(self) -> None:
-        """Once per beat: who is silent, who is missed, and the beat of this node."""
+        """Once per beat: the beat of this node, and what becomes of it without a leader."""
         while True:
             await asyncio.sleep(self._timing.beat_s)
             now_s = self._clock.now_s()
-            stopped = [rank for rank, handle in self._handles.items() if is_stopped(handle.pid)]
-            for rank, evidence in self._roster.to_kill(stopped, now_s).items():
-                self._evict(rank, evidence)
-            for rank in self._roster.missed(now_s):
-                self._tell(RankGone(rank=rank, evidence=self._roster.gone[rank]))
-            self._tell(NodeBeat(beats=self._roster.take_beats()))
+            watch = self._election.watch
+            self._tell(self._supervisors.tick(watch.beats(now_s)))
+            is_orphan = self._election.is_open and watch.must_fence(now_s)
+            if is_orphan and not self._is_fenced:
+                self._supervisors.broadcast(Fence(reason="no quorum of nodes"))
+            self._is_fenced = is_orphan
+            if self._election.is_open and watch.is_alone(now_s) and not self._ended.is_set():
+                reason = f"node {self._brief.node} hears no quorum of the job's nodes"
+                print(f"resihp: error: {reason}", file=sys.stderr, flush=True)
+                self._end(Ended(exit_code=1, reason=reason))

@@ -1,0 +1,65 @@
+"""What this node promised and accepted, in its journal, and whether it is led."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from resihp.monitor.node.brief import Brief
+from resihp.monitor.quorum.acceptor import Kept, answer_lead, answer_propose, obeys
+from resihp.monitor.quorum.journal import read_journal, write_journal
+from resihp.monitor.quorum.watch import Watch
+from resihp.wire.quorum import Accepted, Lead, Promise, Propose, Superseded
+from resihp.wire.timing import Timing
+
+__all__ = ["Election"]
+
+
+class Election:
+    """Of one node. Nothing is answered before `open`."""
+
+    def __init__(self, brief: Brief, timing: Timing, now_s: float) -> None:
+        self.watch = Watch(brief.node, len(brief.addresses), timing, now_s)
+        self._kept = Kept()
+        self._path: Path | None = None
+        self._one_by_one = asyncio.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the journal is known."""
+        return self._path is not None
+
+    @property
+    def promised(self) -> int:
+        """The newest term that was promised."""
+        return self._kept.promised
+
+    @property
+    def generation(self) -> int:
+        """Of the newest entry that was accepted; 0: none."""
+        return 0 if self._kept.entry is None else self._kept.entry.generation
+
+    def open(self, path: Path) -> None:
+        """Read the journal at `path`, once. JournalDamaged where it is not whole."""
+        if self._path is None:
+            self._kept = read_journal(path)
+            self._path = path
+
+    def obeys(self, term: int) -> bool:
+        """Whether orders of the coordinator of `term` are followed."""
+        return obeys(self._kept, term)
+
+    async def answer(
+        self, message: Lead | Propose, now_s: float
+    ) -> Promise | Accepted | Superseded:
+        """The answer, once what it depends on is on the disk. OSError where it cannot be."""
+        assert self._path is not None
+        async with self._one_by_one:
+            if isinstance(message, Lead):
+                answer = answer_lead(self._kept, message, is_led=self.watch.is_led(now_s))
+            else:
+                answer = answer_propose(self._kept, message)
+            if answer.kept != self._kept:
+                await asyncio.to_thread(write_journal, self._path, answer.kept)
+                self._kept = answer.kept
+            return answer.reply

@@ -1,0 +1,57 @@
+"""Any single process of a job may die or stop: it is replaced, and training goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from jobs import Job, Run, running, train_command
+
+pytestmark = pytest.mark.timeout(180)
+
+STEPS = 120
+PAIR = Job(steps=STEPS, tp=1, pp=1, dp=2)
+COORDINATOR, MONITOR = "resihp.monitor.leader", "resihp.monitor.node"
+
+
+def hurt(run: Run, module: str, number: signal.Signals, at_step: int) -> int:
+    """Signal the process that runs `module` once the job is at a step."""
+    run.read_to_step(at_step)
+    pid = run.pid_of(module)
+    os.kill(pid, number)
+    return pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("module", [COORDINATOR, MONITOR])
+def test_training_goes_on_without_coordinator_or_monitor(
+    module: str, number: signal.Signals, tmp_path: Path, corpus: Path
+) -> None:
+    """[T6] Neither is needed between failures: no step is lost, doubled, or run again."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        hurt(run, module, number, 5)
+        assert run.finish() == 0, run.text
+    assert f"finished: {STEPS} steps" in run.text
+    assert "0 of 0 failures survived, 1 plan used" in run.text
+    for name in ("metrics", "ledger"):
+        assert [row["step"] for row in run.rows(name)] == list(range(STEPS))
+    assert len(run.events("executor_started")) == 2
+    (adopted,) = run.events("adopted")
+    assert adopted["generation"] == 1
+    terms = [event["term"] for event in run.events("leads")]
+    assert terms == sorted(set(terms))
+    assert len(terms) == 2
+
+
+def test_a_new_coordinator_carries_a_job_over_the_next_loss(tmp_path: Path, corpus: Path) -> None:
+    """[T6] Killed again and again, and a rank lost under the last one: all is as without."""
+    job = Job(steps=60, tp=1, pp=1, dp=2, kills=((1, 40),), sections="[rejoin]\nrestarts = 0\n")
+    with running(train_command(job.write(tmp_path, corpus)), tmp_path) as run:
+        for step in (5, 15, 25):
+            hurt(run, COORDINATOR, signal.SIGKILL, step)
+        assert run.finish() == 0, run.text
+    assert "1 of 1 failures survived, 2 plans used" in run.text
+    assert [row["step"] for row in run.rows("ledger")] == list(range(60))
+    assert [row["rank"] for row in run.events("rank_lost")] == [1]
