@@ -165,6 +165,7 @@ class TrainState:
 
     def apply(self) -> None:
         """Complete the voted step: update the parameters, or skip as all others do."""
+        self.seal()
         record = self.record
         assert record is not None
         assert record.step == self.version
