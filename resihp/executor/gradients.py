@@ -81,6 +81,16 @@ class GradientTree:
         partials.clear()
         return taken
 
+    def partials(self, home: int) -> list[tuple[Node, dict[str, Tensor]]]:
+        """The same, which stays here."""
+        partials = self._partials[home]
+        return [(node, partials[node]) for node in sorted(partials)]
+
+    def leaves(self, node: Node) -> range:
+        """The micro-batches whose sum `node` is."""
+        first = node.number << node.level
+        return range(first, min(first + (1 << node.level), self.num_microbatches))
+
     def discard_all(self) -> None:
         """Drop everything, as after an aborted iteration."""
         for partials in self._partials:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from resihp.executor.boundary import Boundary
@@ -26,10 +26,12 @@ async def iterate(
     generation: int,
     boundary: Boundary,
     send: Callable[[Message], None],
+    steady: Callable[[], Awaitable[Interpreter]] | None = None,
 ) -> bool:
     """Run until `state` is at version `num_steps`, or until all agree to end before.
 
-    Whether they agreed so. Raises as `Interpreter.run` and `Boundary.cross` do.
+    The interpreter that `steady` makes runs all iterations but the first. Whether they agreed so.
+    Raises as `Interpreter.run` and `Boundary.cross` do.
     """
     told = -1
     ends_here = False
@@ -38,6 +40,10 @@ async def iterate(
         send(StepDone(generation=generation, record=record))
         told = _tell(interpreter.observation, told, generation, send)
         ends_here = await boundary.cross(state.version)
+        if steady is not None and state.version < num_steps and not ends_here:
+            await interpreter.settle()
+            _tell(interpreter.observation, told, generation, send)
+            interpreter, steady, told = await steady(), None, -1
     await interpreter.settle()
     _tell(interpreter.observation, told, generation, send)
     if state.version < num_steps:

@@ -23,6 +23,7 @@ from torch import Tensor
 from resihp.executor.device.interface import Communicator
 from resihp.executor.flat import split_flat, used_here
 from resihp.executor.gradients import GradientTree, Node, tree_sum
+from resihp.executor.held import SumSet
 from resihp.executor.model import Key
 from resihp.executor.shards import StageShards
 from resihp.ir.model import Op, Plan
@@ -42,7 +43,12 @@ class Reducer(Protocol):
         """Compute stream: where W may add a micro-batch's gradients instead of calling `add`.
 
         fp32 in local shapes, valid for one micro-batch; None where gradients must come apart.
+        `added` says that it is done.
         """
+        ...
+
+    def added(self, key: Key) -> None:
+        """Compute stream: the gradients of a micro-batch are in what `sums` gave."""
         ...
 
     def reduce(self) -> dict[str, Tensor]:
@@ -55,6 +61,17 @@ class Reducer(Protocol):
 
     def discard(self) -> None:
         """Drop all sums, as after an aborted iteration."""
+        ...
+
+    def held(self) -> list[SumSet]:
+        """Streams idle: the sums of the micro-batches that are complete here, as few as they are.
+
+        Their tensors are read alone, and valid after `discard` too, until W adds again.
+        """
+        ...
+
+    def put(self, sets: Sequence[SumSet]) -> None:
+        """Before the first `add` of an iteration: what another reducer held; it stays as it is."""
         ...
 
 
@@ -114,18 +131,44 @@ class OrderedReducer:
         self._tree = GradientTree(num_replicas, num_microbatches)
         self._reduced: dict[str, Tensor] | None = None
         self._nothing = torch.empty(0, device=shards.device)
+        self._is_reduced = False
+        """The sums are those of an iteration that was reduced; kept until its step."""
         self._is_alone = not shards.copied and all(group.degree == 1 for group in groups.values())
 
     def add(self, key: Key, grads: dict[str, Tensor]) -> None:
         """See `Reducer`."""
+        if self._is_reduced:
+            self.discard()
         self._tree.add(*key, {name: grad.float() for name, grad in grads.items()})
 
     def sums(self) -> None:
         """See `Reducer`: the tree adds whole micro-batches, in its own order."""
 
+    def added(self, key: Key) -> None:
+        """See `Reducer`: never asked."""
+        raise AssertionError(f"micro-batch {key} was added behind the tree")
+
     def discard(self) -> None:
         """See `Reducer`."""
         self._tree.discard_all()
+        self._is_reduced = False
+
+    def held(self) -> list[SumSet]:
+        """See `Reducer`: one for each node of the trees."""
+        return [
+            SumSet(frozenset((home, number) for number in self._tree.leaves(node)), grads)
+            for home in range(self._shape[0])
+            for node, grads in self._tree.partials(home)
+        ]
+
+    def put(self, sets: Sequence[SumSet]) -> None:
+        """See `Reducer`."""
+        for keys, sums in sets:
+            numbers = [number for _, number in keys]
+            ((home, _), *_) = keys
+            level = (min(numbers) ^ max(numbers)).bit_length()
+            # Two of them are never one: the tree that held them would have added them.
+            self._tree.add_partial(home, Node(level, min(numbers) >> level), dict(sums))
 
     def reduce(self) -> dict[str, Tensor]:
         """See `Reducer`."""
@@ -135,8 +178,9 @@ class OrderedReducer:
         partials = [
             ((home, node), grads)
             for home in range(num_replicas)
-            for node, grads in self._tree.take_partials(home).items()
+            for node, grads in self._tree.partials(home)
         ]
+        self._is_reduced = True
         for _, grads in partials:
             used_here(grads.values())
         for group in self._groups.values():
@@ -179,6 +223,8 @@ class OrderedReducer:
         ]
         nodes = [self._nodes[rank] for rank in group.ranks]
         received = group.all_to_all(outgoing, [piece * len(held) for held in nodes])
+        if degree == 1:  # it may be what the tree still holds
+            received = [block.clone() for block in received]
         parts = {
             key: part
             for held, block in zip(nodes, received, strict=True)
@@ -207,28 +253,52 @@ class FastReducer:
         """What is cut is exactly one chunk, so that the sums can be reduced where they are."""
         self._reduced = self._sums if self._in_place else shards.empty()
         self._num_added = 0
+        self._keys: set[Key] = set()
+        """Micro-batches that are in the sums whole; none once they are reduced in their place."""
 
     def add(self, key: Key, grads: dict[str, Tensor]) -> None:
         """See `Reducer`."""
         for name, total in self.sums().items():
             total.add_(grads[name])
+        self.added(key)
 
     def sums(self) -> Mapping[str, Tensor]:
         """See `Reducer`."""
         if not self._num_added:
             self._flat.zero_()
+            self._keys.clear()
         self._num_added += 1
         return self._sums
+
+    def added(self, key: Key) -> None:
+        """See `Reducer`."""
+        self._keys.add(key)
 
     def discard(self) -> None:
         """See `Reducer`."""
         self._num_added = 0
+        self._keys.clear()
+
+    def held(self) -> list[SumSet]:
+        """See `Reducer`: all in one; none where one was not added to its end."""
+        if not self._keys or len(self._keys) != self._num_added:
+            return []
+        return [SumSet(frozenset(self._keys), self._sums)]
+
+    def put(self, sets: Sequence[SumSet]) -> None:
+        """See `Reducer`."""
+        for keys, sums in sets:
+            for name, total in self.sums().items():
+                total.add_(sums[name])
+            self._num_added += len(keys) - 1
+            self._keys |= keys
 
     def reduce(self) -> dict[str, Tensor]:
         """See `Reducer`."""
         if not self._num_added:
             self._flat.zero_()
         self._num_added = 0
+        self._keys.clear()
         shards = self._shards
         if shards.num_chunks == 1:
             self._groups[0].all_reduce_(self._flat)

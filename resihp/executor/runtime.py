@@ -30,6 +30,7 @@ from resihp.wire.messages import (
     Close,
     Deploy,
     Go,
+    HeldSums,
     Inject,
     Message,
     Ready,
@@ -78,6 +79,10 @@ class State(Protocol):
 
     def sealed(self) -> tuple[Sealed, ...]:
         """The snapshots in the memory of this node; reads files."""
+        ...
+
+    def report_held(self) -> tuple[int, tuple[HeldSums, ...]]:
+        """The interrupted iteration of which something is complete here (-1: none), and what."""
         ...
 
 
@@ -250,6 +255,7 @@ class Executor:
     async def _settle(self, noticed_s: float) -> None:
         """Say what state we hold, for the generation that comes."""
         state = self._backend.state
+        held_step, held = state.report_held()
         self._send(
             Settled(
                 generation=self._generation,
@@ -260,6 +266,8 @@ class Executor:
                 layouts=state.layouts,
                 noticed_s=noticed_s,
                 snapshots=await asyncio.to_thread(state.sealed),
+                held_step=held_step,
+                held=held,
             )
         )
 

@@ -26,6 +26,7 @@ from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import Communicator as CountedCommunicator
 from resihp.executor.groups import open_store
+from resihp.executor.held import Keep
 from resihp.executor.inject import Injector
 from resihp.executor.injected import InjectedWire, InjectedWork
 from resihp.executor.interpreter.run import Interpreter
@@ -93,6 +94,7 @@ class Session:
         self._tp: CountedCommunicator | None = None
         """That of the TP group, where entering it is counted."""
         self._interpreter: Interpreter | None = None
+        self._work: TrainingWork | None = None
         self._left = False
 
     def at(self) -> At:
@@ -117,12 +119,16 @@ class Session:
         if not deploy.program:
             await self._stand_by(plan)
             return False
-        program = decode_program(deploy.program)
-        check_program(program, self._job, self._rank, deploy.peers)
+        program = self._program(deploy.program)
+        steady: tuple[Plan, Program] | None = None
+        if deploy.steady_program:
+            steady = parse(deploy.steady_plan).plan, self._program(deploy.steady_program)
         self._device.begin(deploy.generation, deploy.key, deploy.peers)
         redone = state.version if deploy.base else -1
+        keep = self._keep(plan, program)
         await self._injector.joining("groups", redone)
-        groups = await self._build_groups(plan, program)
+        # The steady plan has all the edges that the plan of one iteration has.
+        groups = await self._build_groups(*(steady or (plan, program)))
         self.joining.doing = "moves state"
         await self._injector.joining("state", redone)
         holding, moved_bytes = await self._move_state(plan, program)
@@ -144,16 +150,35 @@ class Session:
         state.go()
         if state.snapshots is not None:
             await asyncio.to_thread(state.snapshots.remove_all_but, plan.active_ranks)
-        self._injector.num_instrs = len(program.instrs)
-        self._interpreter = await self._make_interpreter(plan, holding, groups)
         return await iterate(
-            self._interpreter,
+            await self._make_interpreter(plan, holding, groups, keep),
             state,
             num_steps=self._job.job.steps,
             generation=self._deploy.generation,
             boundary=Boundary(state.agreement),
             send=self._send,
+            steady=steady and partial(self._after_redone, *steady, holding, groups),
         )
+
+    def _program(self, encoded: bytes) -> Program:
+        program = decode_program(encoded)
+        check_program(program, self._job, self._rank, self._deploy.peers)
+        return program
+
+    def _keep(self, plan: Plan, program: Program) -> Keep | None:
+        """What the iteration that `plan` redoes begins with here."""
+        if plan.resume is None or not plan.resume.keep:
+            return None
+        num, held = plan.batch.microbatches, self._state.held
+        keep = Keep(plan.resume.step, self._deploy.kept, held, num)
+        keep.check(program.stages, program.group.replica)
+        return keep
+
+    async def _after_redone(
+        self, plan: Plan, program: Program, holding: Holding, groups: dict[str, Communicator]
+    ) -> Interpreter:
+        """For the plan that follows the iteration that was redone, with the same groups."""
+        return await self._make_interpreter(plan, holding._replace(program=program), groups, None)
 
     async def _stand_by(self, plan: Plan) -> None:
         """Without a place in the plan: give away what others need, then wait."""
@@ -167,6 +192,7 @@ class Session:
         self._log("standby")
         await self.joining.go
         self._state.go()
+        self._state.held = None
 
     def _log(self, line: str) -> None:
         """Into this rank's log file."""
@@ -232,8 +258,14 @@ class Session:
         return holding, resharding.received_bytes
 
     async def _make_interpreter(
-        self, plan: Plan, holding: Holding, groups: dict[str, Communicator]
+        self,
+        plan: Plan,
+        holding: Holding,
+        groups: dict[str, Communicator],
+        keep: Keep | None,
     ) -> Interpreter:
+        self._state.held = None if keep is None else keep.held
+
         def make() -> TrainingWork:
             return TrainingWork(
                 self._model,
@@ -244,11 +276,14 @@ class Session:
                 groups,
                 numerics=self._job.compute.numerics,
                 device=self._device.torch_device,
+                keep=keep,
             )
 
         # It makes buffers that the compute stream uses first, so that is where they are made.
         work = await self._device.compute.submit(make).wait_async()
-        return Interpreter(
+        self._work = work
+        self._injector.num_instrs = len(holding.program.instrs)
+        self._interpreter = Interpreter(
             holding.program,
             InjectedWork(work, self._injector),
             compute=self._device.compute,
@@ -256,6 +291,7 @@ class Session:
             wire=InjectedWire(self._device.wire, self._injector.conditions),
             before=self._injector.before,
         )
+        return self._interpreter
 
     # --- leaving
 
@@ -279,6 +315,8 @@ class Session:
                 faulthandler.dump_traceback(all_threads=True)  # where it hangs, into our log
         self._release_groups()
         if self._interpreter is not None:
+            assert self._work is not None
+            self._state.held = self._work.held() or self._state.held
             self._interpreter.discard()
         for stream in streams:
             stream.reset()

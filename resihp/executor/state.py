@@ -24,6 +24,7 @@ from resihp.errors import CommError, UserError
 from resihp.executor.adamw import AdamW, learning_rate
 from resihp.executor.boundary import Agreement
 from resihp.executor.flat import bytes_of
+from resihp.executor.held import Held
 from resihp.executor.init import initial_parameters
 from resihp.executor.layouts import local_shape, slice_of
 from resihp.executor.model import Model, tensors_of
@@ -32,7 +33,7 @@ from resihp.executor.snapshots.reader import Snapshot
 from resihp.executor.snapshots.writer import Snapshots, manifest_of
 from resihp.ir.program import Program
 from resihp.ir.reshard import chunks_of_member
-from resihp.wire.messages import Commit, Sealed, StepRecord
+from resihp.wire.messages import Commit, HeldSums, Sealed, StepRecord
 
 __all__ = [
     "Holding",
@@ -131,6 +132,8 @@ class TrainState:
         self.voted = 0
         self.record: StepRecord | None = None
         self.reduced: dict[str, Tensor] | None = None
+        self.held: Held | None = None
+        """What is complete of the interrupted iteration `version`, until that is redone."""
 
     @property
     def layouts(self) -> tuple[int, ...]:
@@ -140,6 +143,12 @@ class TrainState:
     def sealed(self) -> tuple[Sealed, ...]:
         """The snapshots in the memory of this node. Waits for one that is being written."""
         return () if self.snapshots is None else self.snapshots.sealed()
+
+    def report_held(self) -> tuple[int, tuple[HeldSums, ...]]:
+        """The interrupted iteration of which something is complete here (-1: none), and what."""
+        if self.held is None or self.held.step != self.version:
+            return -1, ()
+        return self.held.step, self.held.report(self._job.batch.microbatches)
 
     # --- a step
 
@@ -204,6 +213,7 @@ class TrainState:
     def forget(self) -> None:
         """Hold nothing: this rank was lost to the others, who went on without it."""
         self.layout, self.current, self.pending, self.reduced = 0, None, None, None
+        self.held = None
 
     def adopt(
         self, base: int, commit: Commit, held: Callable[[], Holding | None] | None = None
@@ -233,6 +243,8 @@ class TrainState:
             self._roll_forward(commit)
         elif self.voted > commit.version:  # nobody else can follow this vote any more
             self._take_numbers(commit)
+        if self.held is not None and self.held.step != commit.version:
+            self.held = None
         settled = (commit.version, commit.version, commit.updates)
         assert (self.version, self.voted, self.updates) == settled
 

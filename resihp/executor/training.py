@@ -15,6 +15,7 @@ from torch import Tensor
 
 from resihp.errors import CommError
 from resihp.executor.flat import tensor_of, upload, used_here
+from resihp.executor.held import Held, Loss
 from resihp.executor.memberships import num_chunks_at
 from resihp.executor.model import Key, Stage, StageOptions
 from resihp.executor.reduce import (
@@ -38,6 +39,7 @@ from resihp.wire.messages import StepRecord
 if TYPE_CHECKING:
     from resihp.config import Numerics
     from resihp.executor.device.interface import Communicator
+    from resihp.executor.held import Keep
     from resihp.executor.model import Model
     from resihp.executor.packing import MicroBatch
     from resihp.executor.sampler import GlobalBatches
@@ -64,10 +66,12 @@ class TrainingWork:
         *,
         numerics: Numerics = "bitwise",
         device: torch.device | str = "cpu",
+        keep: Keep | None = None,
     ) -> None:
         """`groups` by role: those of `memberships(model, plan, rank)`.
 
         `holding` is what this rank holds in `plan`; its tensors are read, and changed by `apply`.
+        `keep` is what the iteration that `plan` redoes begins with.
         """
         program = holding.program
         self._program = program
@@ -78,9 +82,10 @@ class TrainingWork:
         self._shape_TD = program.batch.tokens, model.hidden_size
         self._world = groups["world"]
         self._gather = groups["gather"]
+        self._keep = keep
         self._stages = _stages(model, holding, groups["tp"])
         self._reducers = {
-            stage: _reducer(model, plan, program, stage, groups, numerics, device)
+            stage: _reducer(model, plan, program, stage, groups, numerics, device, keep)
             for stage in program.stages
         }
         self._tied = TiedSums(model, plan, program, groups)
@@ -96,10 +101,22 @@ class TrainingWork:
         self._loaded: dict[Key, MicroBatch] = {}
         self._ended: list[tuple[Stage, Key]] = []
         """Last stage and micro-batch of every loss that this rank brings to the vote."""
+        self._step = -1
+        if keep is not None:
+            self._put(keep)
+
+    def _put(self, keep: Keep) -> None:
+        """Compute stream: the iteration that is redone begins with these sums."""
+        for stage, sets in keep.held.sums.items():
+            self._reducers[stage].put(sets)
+        if torch.device(self._device).type == "cuda":
+            # Where nothing is left to compute, the first to read them is another stream.
+            torch.cuda.current_stream(self._device).synchronize()
 
     def begin(self, step: int) -> None:
         """See `Work`."""
-        self.discard()
+        if self._keep is None or self._keep.step != step:
+            self.discard()
         self._step = step
         self._start_s = time.monotonic()
         self._loss_scale = 1.0 / self._batches.num_targets(step)
@@ -113,6 +130,26 @@ class TrainingWork:
         self._reduced = {}
         self._loaded.clear()
         self._ended.clear()
+        self._step = -1
+
+    def held(self) -> Held | None:
+        """Streams idle: what is complete of the iteration that was begun; None: none was."""
+        if self._step < 0:
+            return None
+        sums = {stage: reducer.held() for stage, reducer in self._reducers.items()}
+        last = self._program.num_stages - 1
+        done = frozenset[Key]().union(*(each.keys for each in sums.get(last, ())))
+        losses = dict(self._kept_losses())
+        ended = [(stage, key) for stage, key in self._ended if key in done]
+        values = read_together([stage.loss_of(key) for stage, key in ended])
+        for (_, key), value in zip(ended, values, strict=True):
+            losses[key] = Loss(value, self._batch(key).sample_id)
+        return Held(self._step, sums, losses)
+
+    def _kept_losses(self) -> Mapping[Key, Loss]:
+        if self._keep is None or self._keep.step != self._step:
+            return {}
+        return self._keep.held.losses
 
     # --- compute
 
@@ -135,6 +172,7 @@ class TrainingWork:
             reducer.add(key, runs.backward_weight(key))
         else:
             runs.add_weight_gradients(key, sums)
+            reducer.added(key)
 
     def apply(self) -> None:
         """See `Work`."""
@@ -209,10 +247,13 @@ class TrainingWork:
         losses = [stage.loss_of(key) for stage, key in self._ended]
         seen = read_together([*squared_norms(reduced).values(), *losses])
         squares = dict(zip(reduced, seen, strict=False))
+        kept = {self._number(key): loss for key, loss in self._kept_losses().items()}
         return Contribution(
             finite=all(map(math.isfinite, squares.values())),
-            losses=dict(zip(numbers, seen[len(squares) :], strict=True)),
-            samples={
+            losses={number: loss.value for number, loss in kept.items()}
+            | dict(zip(numbers, seen[len(squares) :], strict=True)),
+            samples={number: loss.sample for number, loss in kept.items()}
+            | {
                 number: self._batch(key).sample_id
                 for number, (_, key) in zip(numbers, self._ended, strict=True)
             },
@@ -253,6 +294,7 @@ def _reducer(
     groups: Mapping[str, Communicator],
     numerics: Numerics,
     device: torch.device | str,
+    keep: Keep | None,
 ) -> Reducer:
     layers = program.layers[program.stages.index(stage)]
     shards = StageShards(
@@ -268,7 +310,11 @@ def _reducer(
         return FastReducer(shards, mine, groups["gather"])
     num_replicas, num_microbatches = plan.mesh.dp, plan.batch.microbatches
     nodes = {
-        replica: hosted_nodes(keys, num_replicas, num_microbatches)
+        replica: hosted_nodes(
+            [*keys, *(() if keep is None else keep.at(stage, replica))],
+            num_replicas,
+            num_microbatches,
+        )
         for replica, keys in weights_run_by(plan, stage).items()
     }
     of_rank = {

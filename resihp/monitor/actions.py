@@ -57,6 +57,8 @@ class PlanMade(msgspec.Struct, frozen=True):
     generation: int
     text: str
     cause: str
+    steady: str = ""
+    """What follows the iteration that the plan redoes; empty: nothing else."""
 
 
 class StepCommitted(msgspec.Struct, frozen=True):

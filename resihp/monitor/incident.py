@@ -32,6 +32,10 @@ class Incident(msgspec.Struct, kw_only=True):
     lost_work_s: float | None = None
     """How long the interrupted iteration had been running."""
     moved_bytes: int = 0
+    num_kept: int = 0
+    """Micro-batches of the interrupted iteration that are not redone."""
+    num_micro_batches: int = 0
+    """Of the global batch; 0: not known yet."""
     action: str = ""
 
     @property
@@ -44,11 +48,19 @@ class Incident(msgspec.Struct, kw_only=True):
         """From the verdict until all survivors run again."""
         return None if self.resumed_s is None else 1000 * (self.resumed_s - self.detected_s)
 
+    @property
+    def redone_share(self) -> float:
+        """Of the micro-batches of the interrupted iteration: those that run in it once more, or
+        for the first time, after the incident."""
+        total = self.num_micro_batches
+        return 1.0 if not total else 1 - self.num_kept / total
+
     def row(self) -> dict[str, object]:
         """The incident as fields of an event."""
         fields: dict[str, object] = msgspec.structs.asdict(self)
         fields["detection_ms"] = self.detection_ms
         fields["recovery_ms"] = self.recovery_ms
+        fields["redone_share"] = self.redone_share
         return fields
 
     @property
@@ -60,8 +72,15 @@ class Incident(msgspec.Struct, kw_only=True):
         return (
             f"! lost {listed(self.ranks)} ({self.evidence}){seen} "
             f"running again after {recovery:.0f} ms: {self.action}; "
-            f"step {self.step} is redone"
+            f"step {self.step} is redone{self.kept_note}"
         )
+
+    @property
+    def kept_note(self) -> str:
+        """How much of the interrupted iteration is kept; empty: nothing."""
+        if not self.num_kept:
+            return ""
+        return f" but for {self.num_kept} of {self.num_micro_batches} micro-batches"
 
 
 class IncidentBook:

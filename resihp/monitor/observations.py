@@ -21,9 +21,9 @@ from resihp.errors import FrameError, UserError
 from resihp.ir.drawing.scene import Clock, Played
 from resihp.ir.lanes import Lane, lanes_of
 from resihp.ir.model import GroupName, Plan
-from resihp.ir.parser import parse
 from resihp.ir.timeline import Timeline
 from resihp.monitor.run_dir import RunDir
+from resihp.monitor.run_plans import plan_of_run
 from resihp.wire.framing import HEADER_BYTES, frame, frame_length
 from resihp.wire.messages import Observed
 
@@ -165,27 +165,16 @@ def played_run(run: Path, step: int | None) -> Played:
     kept: dict[_Iteration, dict[int, Observed]] = {}
     for rank, observed in observations(run):
         kept.setdefault(_Iteration(observed.generation, observed.step), {})[rank] = observed
-    plans: dict[int, Plan] = {}
     for iteration in sorted(kept, key=lambda each: (each.step, each.generation), reverse=True):
         if step is not None and iteration.step != step:
             continue
-        generation = iteration.generation
-        if generation not in plans:
-            plans[generation] = _plan_of(run, generation)
-        if {group.ranks[0] for group in plans[generation].groups} <= kept[iteration].keys():
-            return _played(run, plans[generation], iteration, kept[iteration])
+        plan = plan_of_run(run, iteration.generation, iteration.step)
+        if {group.ranks[0] for group in plan.groups} <= kept[iteration].keys():
+            return _played(run, plan, iteration, kept[iteration])
     steps = sorted({iteration.step for iteration in kept})
     what = "a whole iteration" if step is None else f"all of step {step}"
     there = f"; kept are steps {steps[0]} to {steps[-1]}" if steps else ""
     raise UserError(f"{run}: the times of {what} are not there{there}")
-
-
-def _plan_of(run: Path, generation: int) -> Plan:
-    path = RunDir(run).plan_path(generation)
-    try:
-        return parse(path.read_text(encoding="utf-8"), path=str(path)).plan
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _played(run: Path, plan: Plan, iteration: _Iteration, of: dict[int, Observed]) -> Played:

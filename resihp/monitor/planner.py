@@ -20,6 +20,7 @@ from resihp.compiler.sources import Stored
 from resihp.config import JobConfig
 from resihp.errors import ConfigError, PlanRejected, UserError
 from resihp.ir.diagnostics import Severity
+from resihp.ir.kept import without
 from resihp.ir.model import Plan, Resume
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
@@ -27,8 +28,9 @@ from resihp.ir.reshard import nothing_before
 from resihp.ir.runnable import check_runnable
 from resihp.ir.verify import verify
 from resihp.monitor.given_plan import given_plan, refusal
+from resihp.monitor.keeping import choose_kept
 from resihp.wire.backend import EXECUTOR_TRANSPORT
-from resihp.wire.messages import Emulation
+from resihp.wire.messages import Emulation, KeptSums, Settled
 
 __all__ = ["Grown", "Planner", "VerifiedPlan"]
 
@@ -45,6 +47,20 @@ class VerifiedPlan(msgspec.Struct, frozen=True):
     """Why it is this one: what was considered, with predicted times. None for the first plan."""
     emulated: Emulation | None = None
     """How long everything takes, where the devices are emulated."""
+    kept: tuple[KeptSums, ...] = ()
+    """Where the gradients lie that the `resume` line keeps."""
+    steady: VerifiedPlan | None = None
+    """What the same groups run after the iteration that this plan redoes; None: this plan."""
+
+    @property
+    def lasting(self) -> VerifiedPlan:
+        """What runs in the end."""
+        return self if self.steady is None else self.steady
+
+    def at(self, step: int) -> VerifiedPlan:
+        """What runs in iteration `step`."""
+        resume = self.plan.resume
+        return self if resume is not None and resume.step == step else self.lasting
 
 
 class Grown(msgspec.Struct, frozen=True):
@@ -105,14 +121,17 @@ class Planner:
         *,
         snapshots: Mapping[int, tuple[int, ...]] | None = None,
         checkpoint: int | None = None,
+        settled: Mapping[int, Settled] | None = None,
     ) -> VerifiedPlan:
         """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can.
 
         What no live rank holds comes from `snapshots` of version `step`, by lost rank the live
-        ones that can read it, or else from the `checkpoint` of that step.
+        ones that can read it, or else from the `checkpoint` of that step. What live ranks have
+        `settled` with of the iteration is kept as far as it can be; then the plan has a steady one.
         """
         stored = Stored(snapshots=snapshots or {}, has_checkpoint=checkpoint == step)
-        return self._adapted(previous, lost, step, stored)
+        plan = self._adapted(previous, lost, step, stored)
+        return self._keeping(previous.at(step).plan, plan, step, settled) if settled else plan
 
     def from_checkpoint(
         self, previous: VerifiedPlan, lost: Iterable[int], step: int
@@ -124,16 +143,37 @@ class Planner:
 
     def loading(self, plan: VerifiedPlan, step: int) -> VerifiedPlan:
         """The layout and streams of `plan`, begun with all state from the checkpoint of `step`."""
-        lines = read_all(plan.plan.groups, step)
-        whole = msgspec.structs.replace(plan.plan, resume=Resume(step=step), reconfigure=lines)
+        lasting = plan.lasting.plan
+        lines = read_all(lasting.groups, step)
+        whole = msgspec.structs.replace(lasting, resume=Resume(step=step), reconfigure=lines)
         verified = self._verified(whole, previous=nothing_before(whole))
         return msgspec.structs.replace(verified, emulated=plan.emulated)
+
+    def _keeping(
+        self, ran: Plan, plan: VerifiedPlan, step: int, settled: Mapping[int, Settled]
+    ) -> VerifiedPlan:
+        """`plan` as it redoes iteration `step` of `ran` without what is kept, then as it is."""
+        choice = choose_kept(ran, plan.plan, step, settled)
+        if not choice.micro_batches:
+            return plan
+        resumed = without(plan.plan, choice.micro_batches, step)
+        steady = msgspec.structs.replace(plan.plan, resume=None, reconfigure=(), returned=())
+        return msgspec.structs.replace(
+            self._verified(resumed, previous=ran),
+            decision=plan.decision,
+            emulated=plan.emulated,
+            kept=choice.sums,
+            steady=msgspec.structs.replace(
+                self._verified(steady, previous=resumed), emulated=plan.emulated
+            ),
+        )
 
     def _adapted(
         self, previous: VerifiedPlan, lost: Iterable[int], step: int, stored: Stored
     ) -> VerifiedPlan:
         pricing = self._pricing(Health(lost=frozenset(lost)))
-        situation = Situation(previous.plan, pricing, resume_step=step, stored=stored)
+        lasting = previous.lasting.plan
+        situation = Situation(lasting, pricing, resume_step=step, stored=stored)
         decision = adapt(situation, budget=_BUDGET)
         return self._decided(decision, situation.held, pricing)
 

@@ -85,11 +85,18 @@ class RunDir:
         """Where the plan of a generation is kept."""
         return self.path / "plans" / f"{generation:03d}.plan"
 
-    def plan(self, generation: int, text: str, cause: str) -> None:
-        """Keep a plan, with its cause as a comment on top."""
+    def steady_plan_path(self, generation: int) -> Path:
+        """Where the plan is kept, if there is one, that follows the iteration that is redone."""
+        return self.path / "plans" / f"{generation:03d}.steady.plan"
+
+    def plan(self, generation: int, text: str, cause: str, steady: str = "") -> None:
+        """Keep a plan, with its cause as a comment on top, and the one that follows it."""
         reason = " ".join(cause.split())
         path = self.plan_path(generation)
         path.write_text(f"# generation {generation}: {reason}\n{text}", encoding="utf-8")
+        if steady:
+            head = f"# generation {generation}, after the iteration that is redone\n"
+            self.steady_plan_path(generation).write_text(f"{head}{steady}", encoding="utf-8")
 
     def event(self, kind: str, fields: dict[str, object], at_s: float) -> None:
         """Append to `events.jsonl`. `at_s` is of the monotonic clock, `time` of the wall clock."""

@@ -388,8 +388,8 @@ class CoordinatorServer:
                     self._ended.set()
                 case Log(kind, fields):
                     self._run_dir.event(kind, fields, self._clock.now_s())
-                case PlanMade(generation, text, cause):
-                    self._run_dir.plan(generation, text, cause)
+                case PlanMade(generation, text, cause, steady):
+                    self._run_dir.plan(generation, text, cause, steady)
                     self._run_dir.event(
                         "plan", {"generation": generation, "cause": cause}, self._clock.now_s()
                     )

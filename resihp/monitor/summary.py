@@ -35,6 +35,7 @@ def _incident_line(incident: Incident) -> str:
     if incident.resumed_s is None:
         return f"  rank {ranks} at step {incident.step}: not recovered"
     lost = "" if incident.lost_work_s is None else f", {incident.lost_work_s:.2f} s of work redone"
+    lost += f"{incident.kept_note}" if lost else ""
     return (
         f"  rank {ranks} at step {incident.step}: detected {_milliseconds(incident.detection_ms)}, "
         f"recovered {_milliseconds(incident.recovery_ms)}, "

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from resihp.ir.circle import shortest_circle
 from resihp.ir.expand import expand
 from resihp.ir.model import Op, Plan
-from resihp.ir.parser import parse
 from resihp.ir.program import Program, ProgramInstr
 from resihp.ir.statements import spell_instr, spell_numbers
 from resihp.monitor.run_dir import RunDir
+from resihp.monitor.run_plans import plan_of_run
 from resihp.wire.messages import At, Positions
 
 __all__ = ["HangReport", "Standing", "describe", "hang_report", "report", "standings"]
@@ -315,7 +315,7 @@ def report(run: Path, positions: Positions) -> Iterator[str]:
     if not path.exists():
         yield from (f"rank {rank}  {at.doing}" for rank, at in sorted(positions.at.items()))
         return
-    plan = parse(path.read_text(encoding="utf-8")).plan
+    plan = plan_of_run(run, positions.generation, step)
     silent = {
         rank: _unheard(positions, rank) for rank in positions.alive if rank not in positions.at
     }

@@ -32,9 +32,11 @@ __all__ = [
     "Fence",
     "Finished",
     "Go",
+    "HeldSums",
     "Hello",
     "Inject",
     "Joined",
+    "KeptSums",
     "KillRank",
     "Message",
     "Observed",
@@ -197,6 +199,25 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     updates: int
 
 
+class HeldSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums of complete weight gradients that a rank has of one stage of an interrupted iteration.
+
+    Each set is one sum, by the numbers of its micro-batches in the global batch (home replica times
+    micro-batches of a replica, plus number).
+    """
+
+    stage: int
+    sets: tuple[tuple[int, ...], ...]
+
+
+class KeptSums(msgspec.Struct, frozen=True, kw_only=True):
+    """What the group of `replica` at `stage` keeps, by numbers in the global batch."""
+
+    stage: int
+    replica: int
+    microbatches: tuple[int, ...]
+
+
 class Settled(_Message, frozen=True, kw_only=True):
     """The executor left its generation and says which state it holds.
 
@@ -215,6 +236,10 @@ class Settled(_Message, frozen=True, kw_only=True):
     noticed_s: float
     snapshots: tuple[Sealed, ...] = ()
     """All that its node's memory holds, of whatever rank."""
+    held_step: int = -1
+    """The iteration of which it has `held`; -1: none."""
+    held: tuple[HeldSums, ...] = ()
+    """By stage of the plan that ran."""
 
 
 class PartSaved(_Message, frozen=True, kw_only=True):
@@ -419,6 +444,12 @@ class Deploy(_Message, frozen=True, kw_only=True):
     """None on real devices."""
     save_at: SaveAt | None = None
     """None: this job saves nothing."""
+    kept: tuple[KeptSums, ...] = ()
+    """Where the gradients lie that the `resume` line of the plan keeps."""
+    steady_plan: str = ""
+    """What the same groups run after the iteration that `plan` redoes; empty: `plan` itself."""
+    steady_program: bytes = b""
+    """What this rank runs of it."""
 
     def __repr__(self) -> str:
         return masked_repr(self, "key")

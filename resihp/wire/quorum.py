@@ -49,10 +49,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     voters: tuple[Node, ...]
     """Nodes that belong to this generation: they decide on the next."""
     plan: str
+    steady_plan: str = ""
+    """What runs after the iteration that `plan` redoes; empty: `plan` itself."""
     base: Term
     """The generation whose layout everybody holds before this one opens; 0: none."""
     base_plan: str
     """What generation `base` runs; empty where it is 0."""
+    base_steady_plan: str = ""
+    """As `steady_plan`, of `base_plan`."""
     commit: Commit
     alive: tuple[Rank, ...]
     lost: tuple[Rank, ...]

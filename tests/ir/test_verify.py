@@ -16,7 +16,8 @@ from resihp.errors import PlanSyntaxError
 from resihp.ir.codes import CODES, explain
 from resihp.ir.explanation import example_of
 from resihp.ir.facts import Facts, StageFacts
-from resihp.ir.model import GroupName, Plan
+from resihp.ir.kept import without
+from resihp.ir.model import GroupName, MicroBatch, Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.render import render_text
@@ -155,6 +156,12 @@ CASES = [
     ),
     case("RHP111", PIPE, ("\n\ngroup", "\nrecompute 0,2\n\ngroup"), at="recompute 0,2"),
     case("RHP111", PIPE, ("\n\ngroup", "\nrecompute 1,0\n\ngroup"), at="recompute 1,0"),
+    case(
+        "RHP112",
+        print_plan(without(make_plan(pp=1, dp=2), [MicroBatch(0, 1)], 7)),
+        ("keep=1", "keep=1,1"),
+        at="resume step=7 keep=1,1",
+    ),
     case("RHP201", WIDE, ("standby 5", "standby 4,5"), at="standby 4,5"),
     case("RHP202", WIDE, ("standby 5\n", ""), at="mesh tp=2 pp=2 dp=2"),
     case(
@@ -199,6 +206,12 @@ CASES = [
         ("  BW 3\n", ""),
         ("dp=1 pp=0 {\n", "dp=1 pp=0 {\n  BW 3@0\n"),
         at="BW 3@0",
+    ),
+    case(
+        "RHP307",
+        print_plan(without(make_plan(pp=1, dp=2), [MicroBatch(0, 1)], 7)),
+        ("stream dp=0 pp=0 {\n", "stream dp=0 pp=0 {\n  F 1\n  BW 1\n"),
+        at="F 1",
     ),
     case("RHP401", PIPE, ("  send_act 2\n", ""), at="recv_act 2"),
     case("RHP402", PIPE, ("  recv_grad 2\n", ""), at="send_grad 2"),

@@ -402,7 +402,7 @@ class World:
             case Evict(rank):
                 self.silent.discard(rank)
                 self.unplug(rank)
-            case PlanMade(generation, text, _):
+            case PlanMade(generation, text):
                 assert generation not in self._planned, "two plans of one generation"
                 assert all(generation > earlier for earlier in self._planned)
                 assert text in self.planner.made, "a plan that was not verified"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resihp.executor.boundary import Agreement
-from resihp.wire.messages import Commit, Sealed, StepRecord
+from resihp.wire.messages import Commit, HeldSums, Sealed, StepRecord
 
 __all__ = ["EmulatedState"]
 
@@ -21,6 +21,10 @@ class EmulatedState:
         self.voted = 0
         self.record: StepRecord | None = None
         self._pending: tuple[int, bool] | None = None
+
+    def report_held(self) -> tuple[int, tuple[HeldSums, ...]]:
+        """Nothing: emulated devices compute no gradients."""
+        return -1, ()
 
     @property
     def layouts(self) -> tuple[int, ...]:

@@ -45,8 +45,10 @@ class Deciding:
             electors=(),
             voters=(),
             plan=plan.text,
+            steady_plan=_steady(plan),
             base=core.base,
             base_plan=core.base_plan.text if core.base_plan is not None else "",
+            base_steady_plan=_steady(core.base_plan),
             commit=commit,
             alive=tuple(sorted(core.alive)),
             lost=tuple(core.lost),
@@ -61,7 +63,12 @@ class Deciding:
             return
         assert self._proposal is not None
         plan, cause, commit = self._proposal
-        core.do(PlanMade(core.generation, plan.text, cause))
+        core.do(PlanMade(core.generation, plan.text, cause, _steady(plan)))
         if plan.decision is not None:
             core.log("decision", generation=core.generation, **plan.decision)
         self._opening.deploy(plan, commit.version, commit.record, commit.updates)
+
+
+def _steady(plan: VerifiedPlan | None) -> str:
+    """The text of the plan that follows `plan`; empty where none does."""
+    return "" if plan is None or plan.steady is None else plan.steady.text

@@ -62,7 +62,7 @@ class Hanging:
             for rank, at in self._progress.at.items()
             if rank in self._answered_s
         }
-        found = suspect(core.plan.plan, at, core.alive - at.keys(), least_s)
+        found = suspect(core.plan.at(len(core.records)).plan, at, core.alive - at.keys(), least_s)
         if found is not None:
             core.log("hang", ranks=[found.rank], verdict=[found.reason])
             core.book.hit(found.rank, self._progress.moved_s)
@@ -75,6 +75,6 @@ class Hanging:
         if not at or core.plan is None:
             return self._progress.last_beats(core.alive)
         silent = dict.fromkeys(sorted(core.alive - at.keys()), "does not answer")
-        told = hang_report(core.plan.plan, at, silent)
+        told = hang_report(core.plan.at(len(core.records)).plan, at, silent)
         core.log("hang", ranks=told.ranks, verdict=told.verdict)
         return "; ".join(told.verdict or told.ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resihp.ir.expand import expand
+from resihp.ir.kept import num_kept
 from resihp.ir.program_bytes import encode_program
 from resihp.monitor.actions import Log
 from resihp.monitor.coordination.core import Core
@@ -47,8 +48,7 @@ class Opening:
         """Give `plan` to everybody alive, to run from `version`."""
         core = self._core
         core.enter(Phase.OPENING)
-        programs = {rank: expand(plan.plan, rank) for rank in plan.plan.active_ranks}
-        self._running.expect(programs)
+        self._running.expect(plan)
         shared = Deploy(
             generation=core.generation,
             plan=plan.text,
@@ -60,10 +60,12 @@ class Opening:
             key=derive_key(self._secret, f"generation {core.generation}"),
             store_rank=min(plan.plan.active_ranks),
             emulated=plan.emulated,
+            kept=plan.kept,
+            steady_plan=plan.steady.text if plan.steady is not None else "",
         )
         self._deploys = {
             rank: msgspec.structs.replace(
-                shared, program=encode_program(programs[rank]) if rank in programs else b""
+                shared, program=_program(plan, rank), steady_program=_program(plan.steady, rank)
             )
             for rank in core.alive
         }
@@ -115,9 +117,18 @@ class Opening:
         incident.resumed_s = core.now_s
         incident.moved_bytes = sum(joined.moved_bytes for joined in core.round.joined.values())
         incident.action = layout_line(core.plan.plan)
+        incident.num_kept = num_kept(core.plan.plan)
+        incident.num_micro_batches = core.plan.plan.mesh.dp * core.plan.plan.batch.microbatches
         core.do(Log("incident", incident.row()))
         core.say(incident.line)
 
     def expired(self, waited_s: float) -> None:
         """Not everybody joined in time: try again."""
         self._membership.reopen(f"not all ranks joined in {waited_s:.0f} s")
+
+
+def _program(plan: VerifiedPlan | None, rank: int) -> bytes:
+    """What `rank` runs of `plan`; nothing where it stands by, or there is no plan."""
+    if plan is None or rank not in plan.plan.active_ranks:
+        return b""
+    return encode_program(expand(plan.plan, rank))

@@ -58,10 +58,19 @@ class Planning:
         self._deciding.propose(plan, cause, commit)
 
     def _make(self, version: int, snapshots: Mapping[int, tuple[int, ...]] | None) -> VerifiedPlan:
-        previous = self._core.base_plan or self._planner.initial()
-        if not self._core.lost and not previous.plan.reconfigure:
-            return previous  # one that moved state is not to do it again
-        return self._planner.after_loss(previous, self._core.lost, version, snapshots=snapshots)
+        core = self._core
+        previous = core.base_plan or self._planner.initial()
+        lasting = previous.lasting
+        if not core.lost and not lasting.plan.reconfigure:
+            return lasting  # one that moved state is not to do it again
+        settled = {
+            rank: state
+            for rank, state in core.round.settled.items()
+            if state.held and state.held_step == version
+        }
+        return self._planner.after_loss(
+            previous, core.lost, version, snapshots=snapshots, settled=settled or None
+        )
 
     def _no_plan(self, why: str) -> str:
         return (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resihp.ir.expand import expand
 from resihp.ir.parser import parse
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
@@ -40,9 +39,9 @@ class Resuming:
         core.alive = set(entry.alive)
         core.lost = list(entry.lost)
         core.generation = entry.generation
-        core.plan = _verified(entry.plan)
+        core.plan = _verified(entry.plan, entry.steady_plan)
         core.base = entry.base
-        core.base_plan = _verified(entry.base_plan) if entry.base else None
+        core.base_plan = _verified(entry.base_plan, entry.base_steady_plan) if entry.base else None
         if core.base_plan is not None:
             core.newcomers = core.alive.intersection(core.base_plan.plan.lost)
         core.begun = entry.generation, entry.commit.version
@@ -103,8 +102,7 @@ class Resuming:
         core = self._core
         assert core.plan is not None
         core.log("adopted", generation=core.generation, waiting=sorted(waiting))
-        programs = {rank: expand(core.plan.plan, rank) for rank in core.plan.plan.active_ranks}
-        self._running.expect(programs)
+        self._running.expect(core.plan)
         core.settle_on(core.generation, core.plan)
         core.newcomers.clear()
         self._running.begin(is_new=len(waiting) == len(core.alive))
@@ -116,6 +114,7 @@ class Resuming:
         self._membership.close()
 
 
-def _verified(text: str) -> VerifiedPlan:
+def _verified(text: str, steady: str) -> VerifiedPlan:
     """A plan of an entry: it was verified before it was proposed."""
-    return VerifiedPlan(text, parse(text).plan)
+    after = VerifiedPlan(steady, parse(steady).plan) if steady else None
+    return VerifiedPlan(text, parse(text).plan, steady=after)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from resihp.ir.program import Program
 from resihp.monitor.actions import Seen, StepCommitted, StepsTakenBack
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
-from resihp.monitor.observed_sizes import ObservedSizes, Verdict
+from resihp.monitor.observed_sizes import ObservedSizes, Programs, Verdict
+from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.progress import Progress
 from resihp.wire.messages import Finished, Observed, StepRecord
 
@@ -28,12 +26,13 @@ class Running:
         self._membership = membership
         self._progress = progress
         self._observed = ObservedSizes()
-        self._programs: tuple[int, Mapping[int, Program]] = -1, {}
+        self._programs: tuple[int, Programs] = -1, Programs(-1, {}, {})
         self.num_plans = 0
         """Generations that ran."""
 
-    def expect(self, programs: Mapping[int, Program]) -> None:
+    def expect(self, plan: VerifiedPlan) -> None:
         """What the ranks will run."""
+        programs = Programs.of_plan(plan)
         self._observed.begin(self._core.generation, programs)
         self._programs = self._core.generation, programs
 
@@ -82,7 +81,8 @@ class Running:
                 generation, programs = self._programs
                 if message.generation == generation:
                     times = message.starts_ns, message.ends_ns
-                    self._core.chunk_times.add(programs[rank], message.step, *times)
+                    program = programs.of(message.step)[rank]
+                    self._core.chunk_times.add(program, message.step, *times)
             case Verdict.WRONG:
                 self._core.log(
                     "times_refused",
