@@ -269,6 +269,11 @@ class Coordinator:
         """Ranks whose executor runs."""
         return frozenset(self._core.alive)
 
+    @property
+    def returned(self) -> frozenset[int]:
+        """Lost ranks that are back, and that no plan counts on yet."""
+        return frozenset(self._core.returned)
+
     def positions(self, at: dict[int, At], now_s: float) -> Positions:
         """Where the ranks are: what some answered, and what is known of all."""
         core = self._core

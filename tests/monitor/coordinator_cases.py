@@ -20,7 +20,7 @@ from resihp.ir.parser import parse
 from resihp.ir.program_bytes import decode_program
 from resihp.monitor.actions import Action, Decide, End, Send
 from resihp.monitor.coordinator import Coordinator, Phase
-from resihp.monitor.planner import Planner, VerifiedPlan
+from resihp.monitor.planner import Grown, Planner, VerifiedPlan
 from resihp.wire.address import LOOPBACK, Address
 from resihp.wire.clock import ManualClock
 from resihp.wire.messages import (
@@ -82,6 +82,12 @@ class CachedPlanner(Planner):
         parent = super().after_loss
         key = (previous.text, lost, step, repr(stored))
         return self._made(key, lambda: parent(previous, sorted(lost), step, **stored))
+
+    def after_return(self, *args: Any, **kwargs: Any) -> Grown:
+        grown = super().after_return(*args, **kwargs)
+        if grown.plan is not None:
+            self.made.add(grown.plan.text)
+        return grown
 
     def _made(self, key, make) -> VerifiedPlan:
         if key not in self._plans:

@@ -27,11 +27,15 @@ from resihp.wire.messages import (
     Beat,
     Close,
     Deploy,
+    ExecutorStarted,
     Fence,
     Finished,
     Go,
+    Hello,
     Joined,
     Message,
+    Request,
+    Respawn,
     Settled,
     StepDone,
     StepRecord,
@@ -66,6 +70,8 @@ class Generation:
     joined: set[int] = field(default_factory=set)
     contributed: dict[int, set[int]] = field(default_factory=dict)
     """Per step, who has its reduced gradients."""
+    asked: set[int] = field(default_factory=set)
+    """Steps whose vote brought a wish to yield."""
 
 
 class Executor:
@@ -76,6 +82,7 @@ class Executor:
         self.rank = rank
         self.dead = False
         self.stuck = False
+        self.asked = False
         self.epoch = 0
         """Counts generations entered and left: what was begun before is void."""
         self.deploy: Deploy | None = None
@@ -111,6 +118,9 @@ class Executor:
                 self.later(lambda: self.settle(message.generation))
             case Deploy():
                 self.open(message)
+            case Request() if self.deploy and self.deploy.generation == message.generation:
+                assert message.what == "yield"
+                self.asked = True
             case StoreAt() if self.deploy and self.deploy.generation == message.generation:
                 self.later(self.reach)
             case Go() if self.deploy and self.deploy.generation == message.generation:
@@ -134,6 +144,9 @@ class Executor:
     def open(self, deploy: Deploy) -> None:
         assert self.deploy is None, "deployed into a running generation"
         self.deploy = deploy
+        self.asked = False
+        if self.rank in plan_of(deploy.plan).returned:
+            self.layout, self.pending, self.holds, self.history = 0, None, False, ()
         self.adopt(deploy)
         generation = self.world.generations.setdefault(
             deploy.generation, Generation(plan_of(deploy.plan))
@@ -226,6 +239,8 @@ class Executor:
         self.reduced = step
         votes = generation.contributed.setdefault(step, set())
         votes.add(self.rank)
+        if self.asked:
+            generation.asked.add(step)
         if votes == set(generation.plan.active_ranks):
             history = (*self.history, (step, number))
             skipped = self.world.random.random() < 0.2
@@ -242,8 +257,16 @@ class Executor:
         assert self.deploy is not None
         assert self.record is not None
         self.apply()
-        self.send(StepDone(generation=self.deploy.generation, record=self.record))
-        self.later(self.contribute)
+        number = self.deploy.generation
+        self.send(StepDone(generation=number, record=self.record))
+        asked = self.record.step in self.world.generations[number].asked
+        if asked and self.version < self.world.num_steps:
+            self.world.rarities.add("yielded")
+            self.epoch += 1
+            self.deploy = None
+            self.later(lambda: self.settle(number + 1))
+        else:
+            self.later(self.contribute)
 
     def vote(self, record: StepRecord) -> None:
         assert record.step == self.version
@@ -269,6 +292,10 @@ class World:
         self.desk = Desk(job, self.planner)
         self.num_steps = job.job.steps
         self.executors = [Executor(self, rank) for rank in self.desk.world]
+        self.graves: list[Executor] = []
+        """Executors that others took the place of."""
+        self.returns = False
+        """Whether a launcher starts lost supervisors again."""
         self.generations: dict[int, Generation] = {}
         self.silent: set[int] = set()
         self.disconnected: set[int] = set()
@@ -328,6 +355,8 @@ class World:
                 return
             if isinstance(message, Fence):
                 self.kill(rank)
+            elif isinstance(message, Respawn):
+                self.respawn(rank)
             elif not isinstance(message, Stop) and not self.executors[rank].dead:
                 self.executors[rank].receive(message)
 
@@ -347,6 +376,24 @@ class World:
         if rank not in self.disconnected:
             self.after(self.delay(), lambda: self._perform(lambda: self.desk.gone(rank)))
             self.disconnected.add(rank)
+            if self.returns:
+                self.after(0.5 + self.delay(20.0), lambda: self._replug(rank))
+
+    def respawn(self, rank: int) -> None:
+        """The supervisor starts a new executor, which takes a while to get ready."""
+        self.kill(rank)
+        self.graves.append(self.executors[rank])
+        self.executors[rank] = fresh = Executor(self, rank)
+        self.up(rank, ExecutorStarted(pid=len(self.graves)))
+        fresh.later(lambda: self.up(rank, ready()), scale=5.0)
+        self.rarities.add("respawned")
+
+    def _replug(self, rank: int) -> None:
+        """A new supervisor, which waits to be told."""
+        self.disconnected.discard(rank)
+        self.silent.discard(rank)
+        self.up(rank, Hello(pid=1, has_executor=False))
+        self._beat(rank)
 
     def hang(self, rank: int) -> None:
         """The executor does nothing any more, also not when told to leave."""
@@ -431,13 +478,17 @@ class World:
                 assert joined >= alive, "told to go before all had joined"
             case Stop():
                 pass
+            case Respawn():
+                assert rank not in alive, "a new executor for a living rank"
+            case Close() if rank in self.desk.coordinator.returned:
+                pass  # it was coming in, and goes back to waiting
             case _:
                 assert rank in alive, "an order to the dead"
 
     def ran_in(self, record: StepRecord) -> int:
         """The generation whose vote made `record`."""
         for number in self.generations:
-            for executor in self.executors:
+            for executor in (*self.executors, *self.graves):
                 if (
                     loss_of((*executor.history[: record.step], (record.step, number)))
                     == record.loss
