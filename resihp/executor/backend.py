@@ -11,10 +11,12 @@ from resihp.executor.inject import Injector, announcer
 from resihp.executor.models import build_model
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
-from resihp.executor.session import Session, in_thread
+from resihp.executor.saver import save_now
+from resihp.executor.session import Session
 from resihp.executor.snapshots.writer import Snapshots
 from resihp.executor.state import TrainState
-from resihp.wire.messages import Deploy, Message, Ready, Start
+from resihp.executor.threads import in_thread
+from resihp.wire.messages import Deploy, Message, Ready, Save, Start
 from resihp.wire.shared_memory import SharedDir, shared_path
 from resihp.wire.timing import Timing
 
@@ -78,6 +80,12 @@ class TrainingBackend:
             batches=self._batches,
             injector=self.injector,
             send=self._send,
+        )
+
+    async def save(self, order: Save) -> None:
+        """See `Backend`."""
+        await save_now(
+            self._job, self._model, self._rank, self.state, self._device, order, self._send
         )
 
 

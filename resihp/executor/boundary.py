@@ -70,10 +70,19 @@ Duty = Callable[[int, Ask], Awaitable[None]]
 class Boundary:
     """The end of every iteration of one generation on one rank."""
 
-    def __init__(self, agreement: Agreement, duties: Sequence[Duty] = ()) -> None:
-        """`duties` are done in this order, on every rank after the same step."""
+    def __init__(
+        self,
+        agreement: Agreement,
+        duties: Sequence[Duty] = (),
+        endings: Sequence[Callable[[], Awaitable[None]]] = (),
+    ) -> None:
+        """`duties` are done in this order, on every rank after the same step.
+
+        `endings` are waited for before the rank says that it finished the job.
+        """
         self._agreement = agreement
         self._duties = duties
+        self._endings = endings
 
     async def cross(self, version: int) -> bool:
         """Do what is due at `version`; whether the generation ends here. Raises as duties do."""
@@ -81,3 +90,8 @@ class Boundary:
         for duty in self._duties:
             await duty(version, agreed)
         return Ask.YIELD in agreed
+
+    async def finish(self) -> None:
+        """The last step of the job is done: wait for what goes on beside it."""
+        for ending in self._endings:
+            await ending()

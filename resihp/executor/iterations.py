@@ -48,6 +48,7 @@ async def iterate(
     _tell(interpreter.observation, told, generation, send)
     if state.version < num_steps:
         return True
+    await boundary.finish()
     send(Finished(generation=generation))
     return False
 

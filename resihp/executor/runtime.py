@@ -35,6 +35,7 @@ from resihp.wire.messages import (
     Message,
     Ready,
     Request,
+    Save,
     Sealed,
     Settled,
     StepRecord,
@@ -133,6 +134,10 @@ class Backend(Protocol):
         """A session for a generation; the one before has been left."""
         ...
 
+    async def save(self, order: Save) -> None:
+        """Write this rank's part of the settled state to disk, and say so; no session runs."""
+        ...
+
 
 class Executor:
     """`run` serves until the job stops and returns the exit code of this process."""
@@ -181,6 +186,8 @@ class Executor:
                     self._session.joining.opened(message.address)
                 case Request() if self._is_current(message.generation):
                     self._backend.state.agreement.ask(Ask.of(message.what))
+                case Save() if message.generation == self._generation and self._task is None:
+                    self._task = asyncio.create_task(self._save(message))
                 case AskWhere():
                     self._send(self._where())
                 case Inject():
@@ -227,13 +234,22 @@ class Executor:
             if not self._failure.done():
                 self._failure.set_result(1)
 
+    async def _save(self, order: Save) -> None:
+        try:
+            await self._backend.save(order)
+        except Exception:
+            traceback.print_exc()
+            if not self._failure.done():
+                self._failure.set_result(1)
+
     async def _close(self, generation: int) -> None:
         """Leave what runs, then say what state we hold."""
         noticed_s = time.monotonic()
         async with self._leaving:
             self._generation = generation
-            if self._session is not None and self._task is not None:
-                await self._session.leave()
+            if self._task is not None:
+                if self._session is not None:
+                    await self._session.leave()
                 self._task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._task

@@ -15,12 +15,13 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from resihp.config import JobConfig
-from resihp.errors import GenerationClosed
+from resihp.errors import CheckpointRefused, GenerationClosed
 from resihp.executor.before import Before
 from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Communicator, Device, Groups
@@ -37,8 +38,10 @@ from resihp.executor.memberships import memberships
 from resihp.executor.model import Model
 from resihp.executor.reshard import Resharding
 from resihp.executor.sampler import GlobalBatches
+from resihp.executor.saver import Saver
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
-from resihp.executor.stream import Event, Stream
+from resihp.executor.stream import Stream
+from resihp.executor.threads import in_thread
 from resihp.executor.training import TrainingWork
 from resihp.ir.model import Plan
 from resihp.ir.parser import parse
@@ -51,14 +54,14 @@ from resihp.wire.messages import (
     Joined,
     Message,
     StoreOpened,
+    VersionRefused,
 )
 from resihp.wire.timing import Timing
 
-__all__ = ["Session", "in_thread"]
+__all__ = ["Session"]
 
 ABORT_RETRY_S = 0.25
 DUMP_AFTER_ATTEMPTS = 12
-_T = TypeVar("_T")
 
 
 class Session:
@@ -95,6 +98,7 @@ class Session:
         """That of the TP group, where entering it is counted."""
         self._interpreter: Interpreter | None = None
         self._work: TrainingWork | None = None
+        self._saver: Saver | None = None
         self._left = False
 
     def at(self) -> At:
@@ -112,6 +116,8 @@ class Session:
         if self._rank in plan.returned:
             state.forget()
         # It may update parameters, which is work for a stream of the device.
+        if deploy.commit.saved:
+            state.forget()
         adopted = self._device.comm.submit(
             lambda: state.adopt(deploy.base, deploy.commit, self._before.own)
         )
@@ -155,7 +161,7 @@ class Session:
             state,
             num_steps=self._job.job.steps,
             generation=self._deploy.generation,
-            boundary=Boundary(state.agreement),
+            boundary=await self._boundary(plan),
             send=self._send,
             steady=steady and partial(self._after_redone, *steady, holding, groups),
         )
@@ -179,6 +185,26 @@ class Session:
     ) -> Interpreter:
         """For the plan that follows the iteration that was redone, with the same groups."""
         return await self._make_interpreter(plan, holding._replace(program=program), groups, None)
+
+    async def _boundary(self, plan: Plan) -> Boundary:
+        """What is done between iterations."""
+        agreement, at = self._state.agreement, self._deploy.save_at
+        if at is None:
+            return Boundary(agreement)
+        self._saver = saver = Saver(
+            self._model,
+            plan,
+            self._rank,
+            self._state,
+            self._device,
+            at,
+            self._deploy.generation,
+            self._send,
+            every=self._job.checkpoint.every,
+            num_steps=self._job.job.steps,
+        )
+        await saver.prepare()
+        return Boundary(agreement, [saver.cross], [saver.finish])
 
     async def _stand_by(self, plan: Plan) -> None:
         """Without a place in the plan: give away what others need, then wait."""
@@ -239,6 +265,8 @@ class Session:
         if deploy.base == 0 or previous is None:
             if program is None:
                 return None, 0
+            if deploy.commit.saved:
+                return await self._load(program)
             where = self._device.torch_device
             made = self._device.comm.submit(
                 lambda: initial_holding(self._model, self._job, program, where)
@@ -256,6 +284,29 @@ class Session:
             partial(self._before.lost, state.snapshots, deploy.base, deploy.commit.version),
         )
         return holding, resharding.received_bytes
+
+    async def _load(self, program: Program) -> tuple[Holding, int]:
+        """The state of the saved version that the job begins with; the bytes that were read."""
+        from resihp.executor.checkpoint.loading import load_holding
+
+        deploy = self._deploy
+        assert deploy.save_at is not None
+        version = Path(deploy.save_at.directory) / deploy.commit.saved
+        config, where = self._job.optimizer, self._device.torch_device
+        self.joining.doing = "reads a saved version"
+        try:
+            loaded = await in_thread(
+                lambda: load_holding(self._model, config, program, version, where)
+            )
+        except (CheckpointRefused, OSError) as error:
+            # All go on from another version, so that is the coordinator's to say.
+            self._send(
+                VersionRefused(
+                    generation=deploy.generation, name=deploy.commit.saved, why=str(error)
+                )
+            )
+            raise GenerationClosed("its saved version was refused") from error
+        return loaded.holding, loaded.num_bytes
 
     async def _make_interpreter(
         self,
@@ -298,6 +349,8 @@ class Session:
     async def leave(self) -> None:
         """Stop everything of this generation; returns when both streams are idle."""
         self._left = True
+        if self._saver is not None:
+            self._saver.close()
         streams = self._device.compute, self._device.comm
         for stream in streams:
             stream.cancel()
@@ -331,17 +384,3 @@ async def _idle(streams: Sequence[Stream]) -> None:
     """Wait until nothing runs on any of them."""
     for stream in streams:
         await stream.when_idle().wait_async()
-
-
-async def in_thread(work: Callable[[], _T]) -> _T:
-    """The result of blocking `work` on a thread of its own, which may outlive a cancelled wait."""
-    event = Event()
-
-    def run() -> None:
-        try:
-            event.set(work())
-        except BaseException as error:  # the event carries it to whoever waits
-            event.fail(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await event.wait_async()

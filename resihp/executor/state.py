@@ -211,7 +211,7 @@ class TrainState:
     # --- between generations
 
     def forget(self) -> None:
-        """Hold nothing: this rank was lost to the others, who went on without it."""
+        """Hold nothing: this rank was lost to the others, or all go back to a saved version."""
         self.layout, self.current, self.pending, self.reduced = 0, None, None, None
         self.held = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from resihp.checkpoint.manifest import Manifest
 from resihp.wire.messages import Message, Observed, StepRecord
 from resihp.wire.quorum import Entry
 
@@ -36,6 +37,19 @@ class Decide(msgspec.Struct, frozen=True):
     """
 
     entry: Entry
+
+
+class CompleteVersion(msgspec.Struct, frozen=True):
+    """Mark a saved version complete and prune older ones, then call `Coordinator.completed`."""
+
+    name: str
+    manifest: Manifest
+
+
+class DropVersion(msgspec.Struct, frozen=True):
+    """Remove an unfinished version."""
+
+    name: str
 
 
 class Evict(msgspec.Struct, frozen=True):
@@ -94,4 +108,17 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Send | Decide | Evict | Log | PlanMade | StepCommitted | StepsTakenBack | Seen | Say | End
+Action = (
+    Send
+    | Decide
+    | CompleteVersion
+    | DropVersion
+    | Evict
+    | Log
+    | PlanMade
+    | StepCommitted
+    | StepsTakenBack
+    | Seen
+    | Say
+    | End
+)

@@ -21,6 +21,7 @@ from collections.abc import Collection, Sequence
 
 from resihp.config import JobConfig
 from resihp.monitor.actions import Action
+from resihp.monitor.checkpoints import SavePlace
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.deciding import Deciding
 from resihp.monitor.coordination.hanging import Hanging
@@ -33,6 +34,7 @@ from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.repeating import Repeating
 from resihp.monitor.coordination.resuming import Resuming
 from resihp.monitor.coordination.running import Running
+from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.coordination.settling import Settling
 from resihp.monitor.coordination.starting import Starting
 from resihp.monitor.incident import Incident
@@ -49,13 +51,16 @@ from resihp.wire.messages import (
     Joined,
     Message,
     Observed,
+    PartSaved,
     Positions,
     Ready,
+    SaveFailed,
     Settled,
     StepDone,
     StepRecord,
     StoreOpened,
     Trouble,
+    VersionRefused,
 )
 from resihp.wire.quorum import Entry
 
@@ -65,7 +70,15 @@ __all__ = ["Coordinator", "Phase"]
 class Coordinator:
     """One job. Call `receive`, `disconnected` and `tick`; carry out what they return."""
 
-    def __init__(self, job: JobConfig, planner: Planner, secret: bytes, now_s: float) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        planner: Planner,
+        secret: bytes,
+        now_s: float,
+        place: SavePlace | None = None,
+    ) -> None:
+        """`place`: where versions are saved; None: nowhere."""
         self._core = core = Core(job, now_s)
         self._progress = progress = Progress(now_s)
         self._rejoining = Rejoining(core, planner)
@@ -73,10 +86,13 @@ class Coordinator:
         self._hanging = Hanging(core, self._membership, progress)
         self._liveness = Liveness(core, self._membership, self._hanging, progress)
         self._running = Running(core, self._membership, self._rejoining, progress)
-        self._opening = Opening(core, secret, self._membership, self._rejoining, self._running)
+        self._saving = saving = Saving(core, place)
+        self._opening = Opening(
+            core, secret, self._membership, self._rejoining, self._running, saving
+        )
         self._deciding = Deciding(core, self._opening)
-        self._planning = Planning(core, planner, self._rejoining, self._deciding)
-        self._settling = Settling(core, self._membership, self._running, self._planning)
+        self._planning = Planning(core, planner, self._rejoining, self._deciding, saving)
+        self._settling = Settling(core, self._membership, self._running, self._planning, saving)
         self._starting = Starting(core, self._planning)
         self._repeating = Repeating(core, self._opening)
         self._resuming = Resuming(core, self._membership, self._running)
@@ -143,11 +159,24 @@ class Coordinator:
         self._core.book.hit(rank, at_s)
 
     def stop(self, reason: str, exit_code: int, now_s: float) -> list[Action]:
-        """End the job from outside (a signal)."""
+        """End the job from outside (a signal), once its state is saved; told again, at once."""
         core = self._core
         core.now_s = now_s
-        if core.phase is not Phase.STOPPING:
+        if core.phase is Phase.STOPPING:
+            pass
+        elif self._saving.ending is not None:
             core.stop(reason, exit_code)
+        elif self._saving.end(reason, exit_code) and core.phase is not Phase.SETTLING:
+            self._membership.close()
+        return core.take()
+
+    def completed(
+        self, name: str, trouble: str, pruned: Sequence[str], now_s: float
+    ) -> list[Action]:
+        """What became of a `CompleteVersion`: '' or why the version is not complete."""
+        core = self._core
+        core.now_s = now_s
+        self._saving.completed(name, trouble, pruned)
         return core.take()
 
     def tick(self, now_s: float) -> list[Action]:
@@ -163,6 +192,8 @@ class Coordinator:
                 self._resuming.expired(waited_s)
             case Phase.SETTLING:
                 self._settling.tick(waited_s)
+            case Phase.SAVING:
+                self._saving.tick(waited_s)
             case Phase.OPENING if waited_s > core.timing.join_s:
                 self._opening.expired(waited_s)
             case Phase.OPENING | Phase.RUNNING:
@@ -205,6 +236,14 @@ class Coordinator:
             case Joined():
                 self._opening.joined(rank, message)
                 self._resuming.joined(rank, message)
+            case PartSaved():
+                self._saving.part_saved(rank, message)
+            case SaveFailed():
+                self._saving.part_failed(rank, message)
+            case VersionRefused():
+                self._saving.refused(rank, message.name, message.why)
+                if self._core.opens(message.generation):
+                    self._membership.close()
             case StepDone():
                 self._running.committed(message.record, message.generation)
             case Observed():

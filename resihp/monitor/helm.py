@@ -93,6 +93,12 @@ class Helm:
         """End the job, also where nobody could be asked about it."""
         return self._perform(self.coordinator.stop(reason, exit_code, now_s), now_s)
 
+    def completed(
+        self, name: str, trouble: str, pruned: Sequence[str], now_s: float
+    ) -> list[Order]:
+        """What became of a version that was to be completed."""
+        return self._perform(self.coordinator.completed(name, trouble, pruned, now_s), now_s)
+
     def tick(self, now_s: float) -> list[Order]:
         """Time passes."""
         orders = self._carry(self.leadership.tick(now_s), now_s)

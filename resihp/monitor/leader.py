@@ -15,6 +15,7 @@ from pathlib import Path
 
 from resihp.config import JobConfig
 from resihp.errors import ResihpError
+from resihp.monitor.checkpoints import make_directory, save_place
 from resihp.monitor.coordinator import Coordinator
 from resihp.monitor.node.brief import NoteFile, read_brief
 from resihp.monitor.planner import Planner
@@ -45,7 +46,10 @@ async def _lead(brief_fd: int, note_fd: int, term: int) -> int:
     job, clock = brief.job_config(), MonotonicClock()
     assert note.run_dir is not None, "a monitor leads only a run whose directory it knows"
     run_dir = RunDir(Path(note.run_dir))
-    coordinator = Coordinator(job, Planner(job), brief.secret, clock.now_s())
+    versions = save_place(job, run_dir.path)
+    if versions is not None:
+        make_directory(versions)
+    coordinator = Coordinator(job, Planner(job), brief.secret, clock.now_s(), versions)
     leadership = Leadership(
         range(len(brief.addresses)),
         secrets.token_hex(8),
@@ -53,7 +57,9 @@ async def _lead(brief_fd: int, note_fd: int, term: int) -> int:
         Timing.from_detect_within(job.job.detect_within_s),
         clock.now_s(),
     )
-    server = CoordinatorServer(job, coordinator, run_dir, brief, leadership, clock, _speaker(job))
+    server = CoordinatorServer(
+        job, coordinator, run_dir, brief, leadership, clock, _speaker(job), versions
+    )
     return await server.serve()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from resihp.config import JobConfig, place_of
 from resihp.errors import ConfigError, NoFeasiblePlan, UserError
+from resihp.monitor.checkpoints import check_place
 from resihp.monitor.planner import Planner
 
 __all__ = ["check_job"]
@@ -32,6 +33,7 @@ def _check(job: JobConfig) -> None:
     _check_device(job.device.kind)
     _check_data(job.data.source)
     _check_runs_dir(Path(job.job.runs_dir))
+    check_place(job)
     try:
         Planner(job).initial()
     except NoFeasiblePlan as error:

@@ -9,11 +9,15 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
+from pathlib import Path
 
 from resihp.config import JobConfig
 from resihp.errors import AuthError, WireError
 from resihp.monitor.actions import (
+    CompleteVersion,
     Decide,
+    DropVersion,
     End,
     Evict,
     Log,
@@ -24,6 +28,7 @@ from resihp.monitor.actions import (
     StepCommitted,
     StepsTakenBack,
 )
+from resihp.monitor.checkpoints import SavePlace, complete_version, drop
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.helm import Helm, Order
 from resihp.monitor.links import Links
@@ -114,7 +119,9 @@ class CoordinatorServer:
         leadership: Leadership,
         clock: Clock,
         say: Callable[[str], None],
+        versions: SavePlace | None = None,
     ) -> None:
+        """`versions`: where the coordinator has them saved."""
         self._job = job
         self._coordinator = coordinator
         self._run_dir = run_dir
@@ -136,6 +143,9 @@ class CoordinatorServer:
         self._answering: set[asyncio.Task[None]] = set()
         self._has_won = False
         self._has_ended = False
+        self._versions = versions
+        self._saving: set[asyncio.Task[None]] = set()
+        self._disk = asyncio.Lock()
         self._ended = asyncio.Event()
         self._all_left = asyncio.Event()
         self.exit_code = 1
@@ -166,6 +176,8 @@ class CoordinatorServer:
                 await self._all_left.wait()
         except TimeoutError:
             self._say("some supervisors did not leave in time")
+        while self._saving:  # a version whose parts are there is completed also now
+            await asyncio.gather(*self._saving)
         self._finish()
         await self._links.drain(self._timing.grace_s)
 
@@ -380,6 +392,8 @@ class CoordinatorServer:
                     self._send(rank, message)
                 case ToNode(node, message):
                     self._links.send(node, message)
+                case CompleteVersion() | DropVersion():
+                    self._change_disk(order)
                 case Decide():
                     raise AssertionError("the helm decides")
                 case Deposed(why):
@@ -407,6 +421,26 @@ class CoordinatorServer:
                     self._links.send(node, EvictRank(rank=rank))
                 case End(exit_code, reason):
                     self._end(exit_code, reason)
+
+    def _change_disk(self, action: CompleteVersion | DropVersion) -> None:
+        """Work on saved versions, on a thread, one after the other."""
+        task = asyncio.create_task(self._changed_disk(action))
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    async def _changed_disk(self, action: CompleteVersion | DropVersion) -> None:
+        assert self._versions is not None
+        directory = Path(self._versions.directory)
+        async with self._disk:
+            if isinstance(action, DropVersion):
+                await asyncio.to_thread(drop, directory, action.name)
+                return
+            keep = self._job.checkpoint.keep
+            trouble, pruned = await asyncio.to_thread(
+                partial(complete_version, directory, action.name, action.manifest, keep=keep)
+            )
+        now_s = self._clock.now_s()
+        self._perform(self._helm.completed(action.name, trouble, pruned, now_s))
 
     def _end(self, exit_code: int, reason: str) -> None:
         self.exit_code, self.reason, self._has_ended = exit_code, reason, True

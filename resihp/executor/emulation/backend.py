@@ -11,7 +11,7 @@ from resihp.executor.emulation.state import EmulatedState
 from resihp.executor.emulation.stream import EmulatedStream
 from resihp.executor.inject import Injector, announcer
 from resihp.executor.transport import Transport
-from resihp.wire.messages import Deploy, Message, Ready, Start
+from resihp.wire.messages import Deploy, Message, Ready, Save, Start
 from resihp.wire.timing import Timing
 
 __all__ = ["EmulatedBackend"]
@@ -67,3 +67,7 @@ class EmulatedBackend:
             injector=self.injector,
             send=self._send,
         )
+
+    async def save(self, order: Save) -> None:
+        """See `Backend`. A coordinator of emulated devices never asks for it."""
+        raise AssertionError("there is no state to save")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from resihp.config import JobConfig
-from resihp.monitor.actions import Action, End, Log, Say, Send
+from resihp.monitor.actions import Action, End, Log, Say, Send, StepsTakenBack
 from resihp.monitor.chunk_times import ChunkTimes
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.incident import IncidentBook
 from resihp.monitor.planner import VerifiedPlan
-from resihp.wire.messages import Joined, Message, Ready, Settled, StepRecord, Stop
+from resihp.wire.messages import Commit, Joined, Message, Ready, Settled, StepRecord, Stop
 from resihp.wire.timing import Timing
 
 __all__ = ["Core", "Round"]
@@ -50,7 +50,9 @@ class Core:
         """Another coordinator led before; it may know steps that this one does not."""
         self.generation = 0
         self.base = 0
-        """The generation whose layout all survivors hold; 0: parameters as initialised."""
+        """The generation whose layout all survivors hold; 0: what `start` says."""
+        self.start = Commit(version=0, updates=0, record=None)
+        """What the job began with: untrained parameters, or a saved version."""
         self.base_plan: VerifiedPlan | None = None
         self.plan: VerifiedPlan | None = None
         self.perhaps_base: tuple[int, VerifiedPlan] | None = None
@@ -75,6 +77,11 @@ class Core:
         """Layouts that all survivors may hold, with their plans; the older one first."""
         bases = {self.base: self.base_plan}
         return bases if self.perhaps_base is None else bases | dict((self.perhaps_base,))
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether all begin with a saved version, whatever they hold."""
+        return self.base == 0 and bool(self.start.saved) and self.perhaps_base is None
 
     def settle_on(self, base: int, plan: VerifiedPlan | None) -> None:
         """All hold the layout of generation `base`, whose plan is `plan`."""
@@ -101,6 +108,16 @@ class Core:
         """Whether a step that `generation` committed is still one: not where all went back."""
         newest, version = self.begun
         return generation >= newest or step < version
+
+    def go_back(self, start: Commit) -> None:
+        """All begin again with `start`, a saved version: later steps are void."""
+        self.settle_on(0, None)
+        self.start = start
+        if start.version < len(self.records):
+            del self.records[start.version :]
+            self.do(StepsTakenBack(start.version))
+        missing = range(len(self.records), start.version)
+        self.records += [StepRecord.empty(step) for step in missing]
 
     def keep_record(self, record: StepRecord) -> bool:
         """Of a committed step; whether it is news.

@@ -66,7 +66,7 @@ class Deciding:
         core.do(PlanMade(core.generation, plan.text, cause, _steady(plan)))
         if plan.decision is not None:
             core.log("decision", generation=core.generation, **plan.decision)
-        self._opening.deploy(plan, commit.version, commit.record, commit.updates)
+        self._opening.deploy(plan, commit)
 
 
 def _steady(plan: VerifiedPlan | None) -> str:

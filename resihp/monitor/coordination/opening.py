@@ -13,12 +13,13 @@ from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.running import Running
+from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.incident import Incident
 from resihp.monitor.layout_line import layout_line
 from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.settlement import differing_shards
 from resihp.wire.auth import derive_key
-from resihp.wire.messages import Commit, Deploy, Go, Joined, StepRecord, StoreAt, StoreOpened
+from resihp.wire.messages import Commit, Deploy, Go, Joined, StoreAt, StoreOpened
 
 __all__ = ["Opening"]
 
@@ -33,6 +34,7 @@ class Opening:
         membership: Membership,
         rejoining: Rejoining,
         running: Running,
+        saving: Saving,
     ) -> None:
         self._core = core
         self._rejoining = rejoining
@@ -41,11 +43,10 @@ class Opening:
         self._running = running
         self._deploys: dict[int, Deploy] = {}
         self._store: StoreAt | None = None
+        self._saving = saving
 
-    def deploy(
-        self, plan: VerifiedPlan, version: int, record: StepRecord | None, updates: int
-    ) -> None:
-        """Give `plan` to everybody alive, to run from `version`."""
+    def deploy(self, plan: VerifiedPlan, commit: Commit) -> None:
+        """Give `plan` to everybody alive, to run from `commit`."""
         core = self._core
         core.enter(Phase.OPENING)
         self._running.expect(plan)
@@ -54,7 +55,7 @@ class Opening:
             plan=plan.text,
             previous_plan=core.base_plan.text if core.base_plan is not None else None,
             base=core.base,
-            commit=Commit(version=version, updates=updates, record=record),
+            commit=commit,
             # Standby ranks too: they may have shards to give away.
             peers={rank: core.ready[rank].address for rank in sorted(core.alive)},
             key=derive_key(self._secret, f"generation {core.generation}"),
@@ -62,6 +63,7 @@ class Opening:
             emulated=plan.emulated,
             kept=plan.kept,
             steady_plan=plan.steady.text if plan.steady is not None else "",
+            save_at=self._saving.at,
         )
         self._deploys = {
             rank: msgspec.structs.replace(

@@ -16,4 +16,5 @@ class Phase(enum.Enum):
     PROPOSING = "proposing"
     OPENING = "opening"
     RUNNING = "running"
+    SAVING = "saving"
     STOPPING = "stopping"

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from resihp.errors import NoFeasiblePlan, PlanRejected
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.deciding import Deciding
+from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
+from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.incident import listed
 from resihp.monitor.planner import Planner, VerifiedPlan
-from resihp.wire.messages import Commit, StepRecord
+from resihp.wire.messages import Commit
 
 __all__ = ["Planning"]
 
@@ -19,43 +21,53 @@ class Planning:
     """Makes a plan for those who are alive, and has it decided on."""
 
     def __init__(
-        self, core: Core, planner: Planner, rejoining: Rejoining, deciding: Deciding
+        self,
+        core: Core,
+        planner: Planner,
+        rejoining: Rejoining,
+        deciding: Deciding,
+        saving: Saving,
     ) -> None:
         self._core = core
         self._rejoining = rejoining
         self._planner = planner
         self._deciding = deciding
+        self._saving = saving
+
+    def start(self) -> None:
+        """Open the first generation, from the beginning or from a saved version."""
+        self._saving.start()
+        if self._core.phase is not Phase.STOPPING:
+            self.go_on("start", self._core.start)
 
     def go_on(
-        self,
-        cause: str,
-        version: int,
-        record: StepRecord | None,
-        updates: int,
-        snapshots: Mapping[int, tuple[int, ...]] | None = None,
+        self, cause: str, commit: Commit, snapshots: Mapping[int, tuple[int, ...]] | None = None
     ) -> None:
-        """Open a generation from `version`, whose last step is `record`.
+        """Open a generation from `commit`; from a saved version where nothing else is left.
 
         `snapshots`: of lost ranks, by the live ones that can read them.
         """
         core = self._core
-        growth = self._rejoining.admit()
+        growth = None if core.goes_back else self._rejoining.admit()
         try:
-            if growth is None:
-                plan = self._make(version, snapshots)
+            if core.goes_back:
+                plan = self._loading()
+            elif growth is None:
+                plan = self._make(commit.version, snapshots)
             else:
                 plan, cause = growth.plan, f"{listed(sorted(growth.ranks))} back: {growth.why}"
         except NoFeasiblePlan as error:
-            core.stop(self._no_plan(str(error)), NoFeasiblePlan.exit_code)
-            return
+            plan = self._gone_back()
+            if plan is None:
+                self._give_up(str(error), commit)
+                return
         except PlanRejected as error:
             core.log("plan_rejected", findings=[d.code for d in error.diagnostics])
             core.stop(str(error), PlanRejected.exit_code)
             return
         if core.generation == 0:
             core.generation = 1
-        commit = Commit(version=version, updates=updates, record=record)
-        self._deciding.propose(plan, cause, commit)
+        self._deciding.propose(plan, cause, core.start if core.base == 0 else commit)
 
     def _make(self, version: int, snapshots: Mapping[int, tuple[int, ...]] | None) -> VerifiedPlan:
         core = self._core
@@ -72,13 +84,34 @@ class Planning:
             previous, core.lost, version, snapshots=snapshots, settled=settled or None
         )
 
-    def _no_plan(self, why: str) -> str:
-        return (
-            f"no plan can carry the loss of {listed(sorted(self._core.lost))}: {why}; "
-            f"newest complete state: {self._newest_state()}"
-        )
+    def _loading(self) -> VerifiedPlan:
+        """The plan that begins with the saved version that all begin with."""
+        core = self._core
+        if all(each.name != core.start.saved for each in self._saving.versions):
+            raise NoFeasiblePlan(f"the saved version {core.start.saved} is damaged")
+        return self._from_disk(core.start.version)
 
-    def _newest_state(self) -> str:
-        if self._core.base_plan is None:
-            return "none, the job had not begun"
-        return f"step {len(self._core.records)}, never saved (this version writes no checkpoint)"
+    def _gone_back(self) -> VerifiedPlan | None:
+        """The plan that begins with the newest saved version that there is, if there is one."""
+        for version in self._saving.versions:
+            try:
+                plan = self._from_disk(version.step)
+            except NoFeasiblePlan:
+                return None
+            self._saving.go_back(version)
+            return plan
+        return None
+
+    def _from_disk(self, step: int) -> VerifiedPlan:
+        core = self._core
+        previous = core.base_plan or self._planner.initial()
+        if not core.lost:
+            return self._planner.loading(previous, step)
+        return self._planner.from_checkpoint(previous, core.lost, step)
+
+    def _give_up(self, why: str, commit: Commit) -> None:
+        """Nobody can go on: what is left of the state is saved, and the job ends."""
+        lost = listed(sorted(self._core.lost))
+        reason = f"no plan can carry the loss of {lost}: {why}" if self._core.lost else why
+        if self._saving.end(reason, NoFeasiblePlan.exit_code):
+            self._saving.begin(commit)

@@ -45,8 +45,14 @@ class Resuming:
         if core.base_plan is not None:
             core.newcomers = core.alive.intersection(core.base_plan.plan.lost)
         core.begun = entry.generation, entry.commit.version
+        if entry.base == 0:
+            core.start = entry.commit
         core.perhaps_base = entry.generation, core.plan
-        core.records[:] = records
+        core.records.clear()
+        for record in records:
+            core.keep_record(record)  # of a run that began with a saved version, not from step 0
+        if core.start.version > len(core.records):
+            core.keep_record(StepRecord.empty(core.start.version - 1))
         if entry.commit.record is not None:
             core.keep_record(entry.commit.record)
         core.log("resumed", generation=entry.generation, term=entry.term, step=len(core.records))

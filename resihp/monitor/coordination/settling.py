@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.planning import Planning
 from resihp.monitor.coordination.running import Running
+from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.incident import listed
 from resihp.monitor.settlement import Settlement, newest_version, settle
-from resihp.wire.messages import Settled
+from resihp.wire.messages import Commit, Settled
 
 __all__ = ["Settling"]
 
@@ -18,12 +21,18 @@ class Settling:
     """Collects what survivors hold, and goes on from the version chosen."""
 
     def __init__(
-        self, core: Core, membership: Membership, running: Running, planning: Planning
+        self,
+        core: Core,
+        membership: Membership,
+        running: Running,
+        planning: Planning,
+        saving: Saving,
     ) -> None:
         self._core = core
         self._membership = membership
         self._running = running
         self._planning = planning
+        self._saving = saving
 
     def settled(self, rank: int, message: Settled) -> None:
         """`rank` has left, and says what it holds."""
@@ -32,7 +41,7 @@ class Settling:
             self._membership.yielded()
         if core.phase is not Phase.SETTLING or message.generation != core.generation:
             return
-        if not any(_has(rank, message, base) for base in core.bases):
+        if not core.goes_back and not any(_has(rank, message, base) for base in core.bases):
             bases = ", ".join(map(str, core.bases))
             self._membership.fence(rank, f"holds layouts {message.layouts}, not {bases}")
             return
@@ -54,6 +63,8 @@ class Settling:
         newer one, since nobody is told before everybody joined.
         """
         core = self._core
+        if core.goes_back:
+            return True
         states = core.round.settled
         for base, plan in core.bases.items():
             if all(_has(rank, state, base) for rank, state in states.items()):
@@ -67,6 +78,9 @@ class Settling:
 
     def _go_on(self) -> None:
         core = self._core
+        if core.goes_back:
+            self._open(core.start, {})
+            return
         settlement = self._chosen()
         for rank in settlement.empty:
             self._membership.fence(rank, f"has nothing of version {settlement.version}")
@@ -75,20 +89,25 @@ class Settling:
         self._running.taken_back(settlement.version)
         if settlement.record is not None:
             self._running.committed(settlement.record, core.base)
+        commit = Commit(
+            version=settlement.version, updates=settlement.updates, record=settlement.record
+        )
+        self._open(commit, settlement.snapshots)
+
+    def _open(self, commit: Commit, snapshots: Mapping[int, tuple[int, ...]]) -> None:
+        """Go on from `commit`, or save it where the job is to end."""
+        core = self._core
         cause = "reopened"
         incident = core.book.open
         if incident is not None:
             incident.settled_s = core.now_s
             incident.noticed_s = max(each.noticed_s for each in core.round.settled.values())
-            incident.step = settlement.version
+            incident.step = commit.version
             cause = f"lost {listed(incident.ranks)}: {incident.evidence}"
-        self._planning.go_on(
-            cause,
-            settlement.version,
-            settlement.record,
-            updates=settlement.updates,
-            snapshots=settlement.snapshots,
-        )
+        if self._saving.ending is not None:
+            self._saving.begin(commit)
+        else:
+            self._planning.go_on(cause, commit, snapshots)
 
     def _chosen(self) -> Settlement:
         """What to go on from; where a shard has no source, the newest version without it."""

@@ -31,7 +31,7 @@ class Starting:
                 samples=message.num_samples,
                 skipped_files=message.num_skipped_files,
             )
-            self._planning.go_on("start", version=0, record=None, updates=0)
+            self._planning.start()
 
     def tick(self, waited_s: float) -> None:
         """End the job where a rank does not get ready."""

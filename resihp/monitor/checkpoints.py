@@ -1,0 +1,150 @@
+"""Saved versions as the coordinator's process handles them: what there is, completing, pruning.
+
+All of it is work on files: call it on a thread where a loop runs. Who decides is
+`resihp.monitor.coordination.saving`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from resihp.checkpoint.manifest import Manifest, Position
+from resihp.checkpoint.versions import (
+    complete,
+    discard,
+    list_versions,
+    parse_name,
+    prune,
+    version_name,
+)
+from resihp.config import JobConfig
+from resihp.errors import CheckpointRefused, ConfigError
+
+__all__ = [
+    "SavePlace",
+    "SavedVersion",
+    "check_place",
+    "complete_version",
+    "drop",
+    "make_directory",
+    "save_place",
+]
+
+DIRECTORY = "checkpoints"
+"""In the run's directory, where the job file names none."""
+
+
+class SavedVersion(NamedTuple):
+    """A complete version that the job may go back to."""
+
+    step: int
+    name: str
+    updates: int
+    position: Position
+
+
+class SavePlace(NamedTuple):
+    """Where the versions of this run are, and which it may begin from."""
+
+    directory: str
+    run: str
+    versions: tuple[SavedVersion, ...]
+    """Newest first."""
+    troubles: tuple[str, ...]
+    """Why others were refused."""
+
+
+def save_place(job: JobConfig, run_dir: Path) -> SavePlace | None:
+    """Of the run in `run_dir`: its own versions, and all that are there where it resumes.
+
+    None for emulated devices, which hold no state.
+    """
+    if job.device.kind == "emulated":
+        return None
+    run = run_dir.name
+    directory = _directory(job) or (run_dir / DIRECTORY).absolute()
+    own = parse_name(version_name(0, run, 0))
+    assert own is not None
+    listed = [
+        each
+        for each in list_versions(directory)
+        if job.checkpoint.resume or each.version.run == own.run
+    ]
+    versions = [
+        SavedVersion(each.version.step, each.name, each.manifest.updates, each.manifest.position)
+        for each in listed
+        if each.manifest is not None
+    ]
+    troubles = tuple(each.trouble for each in listed if each.trouble)
+    return SavePlace(str(directory), run, tuple(versions), troubles)
+
+
+def check_place(job: JobConfig) -> None:
+    """ConfigError where the job could not begin from, or write to, its directory of versions."""
+    directory = _directory(job)
+    if directory is None:
+        return
+    try:
+        listed = list_versions(directory)
+    except NotADirectoryError as error:
+        raise ConfigError(
+            f'checkpoint.dir = "{job.checkpoint.dir}" is not a directory', key="checkpoint.dir"
+        ) from error
+    found = [each for each in listed if each.manifest is not None]
+    if job.checkpoint.resume and not found:
+        why = next((each.trouble for each in listed if each.trouble), "there is none in it")
+        raise ConfigError(
+            f'no complete version to resume from in "{job.checkpoint.dir}": {why}',
+            key="checkpoint.resume",
+        )
+    if not job.checkpoint.resume and found:
+        raise ConfigError(
+            f'checkpoint.dir = "{job.checkpoint.dir}" holds versions of another run (step '
+            f"{found[0].version.step}): set resume = true to go on from them, or name another "
+            "directory",
+            key="checkpoint.dir",
+        )
+
+
+def _directory(job: JobConfig) -> Path | None:
+    """The one that the job file names."""
+    return Path(job.checkpoint.dir).absolute() if job.checkpoint.dir is not None else None
+
+
+def make_directory(place: SavePlace) -> None:
+    """Make the directory of versions, that only we may enter. ConfigError where it cannot be."""
+    try:
+        os.makedirs(place.directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"versions cannot be saved in {place.directory}: {error.strerror}",
+            key="checkpoint.dir",
+        ) from error
+
+
+def complete_version(
+    directory: Path, name: str, manifest: Manifest, *, keep: int
+) -> tuple[str, list[str]]:
+    """Mark a version complete and prune older ones: why it could not be, and what was pruned."""
+    try:
+        complete(directory, name, manifest)
+    except CheckpointRefused as error:
+        drop(directory, name)
+        return str(error), []
+    except OSError as error:
+        drop(directory, name)
+        return f"{error.filename or directory}: {error.strerror}", []
+    try:
+        return "", prune(directory, keep)
+    except OSError:
+        return "", []  # the next one prunes again
+
+
+def drop(directory: Path, name: str) -> None:
+    """Remove an unfinished version, as far as the disk allows: nobody will take it for one."""
+    try:
+        discard(directory, name)
+    except OSError:
+        return
