@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resihp.config import CheckpointConfig, DeviceConfig, JobConfig, NetworkConfig, StateConfig
+from resihp.monitor.doctor import network as network_module
 from resihp.monitor.doctor.clocks import (
     ClockReading,
     Offset,
@@ -27,7 +29,7 @@ from resihp.monitor.doctor.clocks import (
 )
 from resihp.monitor.doctor.finding import Finding
 from resihp.monitor.doctor.leftovers import check_leftovers
-from resihp.monitor.doctor.network import check_network, judge_listeners
+from resihp.monitor.doctor.network import check_names, check_network, judge_listeners
 from resihp.monitor.doctor.room import check_room, snapshot_bytes, state_bytes
 from resihp.monitor.doctor.timeouts import MEANINGS, ORDER, check_order, timeouts
 from resihp.monitor.listening import JobProcess, Listener
@@ -186,6 +188,15 @@ def test_a_job_that_leaves_the_machine_is_told_what_is_not_protected(tmp_path: P
     away, here = (networked(tmp_path, node) for node in ("198.51.100.7", "127.0.0.2"))
     assert any(told in each.text for each in check_network(away))
     assert not any(told in each.text for each in check_network(here))
+
+
+def test_a_slow_look_up_of_names_is_a_problem(monkeypatch: pytest.MonkeyPatch):
+    """torch's store does one for each connection."""
+    monkeypatch.setattr(network_module, "SLOW_NAME_S", 0.05)
+    nodes = [Address("10.0.0.1", 1), Address("10.0.0.2", 1)]
+    (text,) = problems(check_names(nodes, lambda _: threading.Event().wait(0.1)))
+    assert text.startswith("looking up the name of 10.0.0.1 takes")
+    assert problems(check_names(nodes, lambda _: None)) == []
 
 
 def test_sockets_outside_of_the_chosen_interface_are_found():

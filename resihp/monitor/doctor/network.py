@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterable, Iterator, Set
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 
 from resihp.config import JobConfig
 from resihp.errors import ConfigError, UserError
@@ -15,10 +18,16 @@ from resihp.monitor.listening import JobProcess, Listener, job_processes, listen
 from resihp.monitor.private_file import job_secret
 from resihp.wire.address import LOOPBACK, Address, is_loopback, listen_at
 
-__all__ = ["check_listeners", "check_network", "judge_listeners"]
+__all__ = ["check_listeners", "check_names", "check_network", "judge_listeners"]
 
 TOPIC = "network"
 LISTENING = "listening"
+SLOW_NAME_S = 1.0
+
+
+def _name_of(place: tuple[str, int]) -> None:
+    with contextlib.suppress(OSError):  # that there is none is as good
+        socket.getnameinfo(place, 0)
 
 
 def check_network(job: JobConfig | None) -> Iterator[Finding]:
@@ -30,6 +39,7 @@ def check_network(job: JobConfig | None) -> Iterator[Finding]:
     assert network.port is not None
     nodes = [Address(host, network.port) for host in network.nodes]
     yield from (finding for node in nodes for finding in _check_node(node))
+    yield from check_names(nodes)
     try:
         secret = job_secret(job)
     except ConfigError as error:
@@ -69,6 +79,29 @@ def _check_node(node: Address) -> Iterator[Finding]:
             yield problem(TOPIC, str(error))
     else:
         yield well(TOPIC, f"{node} is of this machine and free")
+
+
+def check_names(
+    nodes: Sequence[Address], look_up: Callable[[tuple[str, int]], object] = _name_of
+) -> Iterator[Finding]:
+    """Whether names of addresses are found, or not found, at once.
+
+    torch's store looks up the names of those who connect, at every recovery.
+    """
+    with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+        begun_s = time.monotonic()
+        asked = {node: pool.submit(look_up, (node.host, node.port)) for node in nodes}
+        for node, answer in asked.items():
+            answer.result()
+            took_s = time.monotonic() - begun_s
+            if took_s > SLOW_NAME_S:
+                yield problem(
+                    TOPIC,
+                    f"looking up the name of {node.host} takes {took_s:.1f} s, which every "
+                    "recovery would wait for; write it into /etc/hosts",
+                )
+                return
+    yield well(TOPIC, "names of the nodes' addresses are looked up at once")
 
 
 def _answers(node: Address) -> bool:
