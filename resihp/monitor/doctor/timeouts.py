@@ -21,7 +21,7 @@ MEANINGS = {
     "settle_s": "until a survivor has left its generation; three steps where those are longer",
     "join_s": "until all have groups and state of a new generation",
     "collective_s": "of a collective that nobody ends earlier",
-    "hang_s": "nothing moved anywhere for this long (or for some chunks): who holds all up is killed",
+    "hang_s": "nothing moved for this long (or for some chunks): who holds all up is killed",
     "stalled_s": "no instruction finished anywhere for this long, and the job ends",
     "grace_s": "from a polite end to SIGKILL",
     "lease_s": "without a coordinator, until a node starts one; later nodes a multiple of it",
