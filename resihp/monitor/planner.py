@@ -202,8 +202,9 @@ class Planner:
             horizon_iterations=min(patience.horizon_iterations, left),
             switch_s=switch_steps * now_s,  # of the predicted time, as all that it is compared to
         )
+        lasting = previous.lasting.plan
         growth = grow_back(
-            previous.plan,
+            lasting,
             pricing,
             returned,
             trust=trust,
@@ -213,7 +214,7 @@ class Planner:
         )
         if growth.decision is None:
             return Grown(None, growth.verdict.reason)
-        plan = self._decided(growth.decision, previous.plan, pricing)
+        plan = self._decided(growth.decision, lasting, pricing)
         return Grown(plan, growth.verdict.reason)
 
     def _decided(self, decision: Decision, previous: Plan | None, pricing: Pricing) -> VerifiedPlan:

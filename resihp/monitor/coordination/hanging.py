@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from resihp.ir.model import Plan
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.hangs import suspect
@@ -53,20 +54,36 @@ class Hanging:
             core.stop(f"no instruction finished for {stall_s:.0f} s ({self._report()})", 1)
 
     def _judge(self, least_s: float) -> None:
-        core = self._core
-        assert core.plan is not None
+        core, now_s = self._core, self._core.now_s
         at = {
-            rank: msgspec.structs.replace(
-                at, since_s=at.since_s + core.now_s - self._answered_s[rank]
-            )
+            rank: msgspec.structs.replace(at, since_s=at.since_s + now_s - self._answered_s[rank])
             for rank, at in self._progress.at.items()
             if rank in self._answered_s
         }
-        found = suspect(core.plan.at(len(core.records)).plan, at, core.alive - at.keys(), least_s)
+        plan, comparable = self._comparable(at)
+        if comparable.keys() != at.keys():
+            return
+        found = suspect(plan, at, core.alive - at.keys(), least_s)
         if found is not None:
             core.log("hang", ranks=[found.rank], verdict=[found.reason])
             core.book.hit(found.rank, self._progress.moved_s)
             self._membership.fence(found.rank, found.reason)
+
+    def _comparable(self, at: dict[int, At]) -> tuple[Plan, dict[int, At]]:
+        """What the ranks that are farthest run, and who runs it.
+
+        A step that is redone has a plan of its own, so places in that and in the next step cannot
+        be compared.
+        """
+        running = self._core.plan
+        assert running is not None
+        plan = running.at(max((each.step for each in at.values() if each.runs), default=-1))
+        same = {
+            rank: each
+            for rank, each in at.items()
+            if not each.runs or running.at(each.step) is plan
+        }
+        return plan.plan, same
 
     def _report(self) -> str:
         """Who holds all others up, as far as ranks answer; else what their beats said last."""
@@ -75,6 +92,9 @@ class Hanging:
         if not at or core.plan is None:
             return self._progress.last_beats(core.alive)
         silent = dict.fromkeys(sorted(core.alive - at.keys()), "does not answer")
-        told = hang_report(core.plan.at(len(core.records)).plan, at, silent)
+        plan, comparable = self._comparable(at)
+        for rank in at.keys() - comparable.keys():
+            silent[rank] = f"is in step {at[rank].step}, which another plan redoes"
+        told = hang_report(plan, comparable, silent)
         core.log("hang", ranks=told.ranks, verdict=told.verdict)
         return "; ".join(told.verdict or told.ranks)
