@@ -18,7 +18,7 @@ from resihp.compiler.pricing import Pricing
 from resihp.compiler.reconfigure import read_all
 from resihp.compiler.sources import Stored
 from resihp.config import JobConfig
-from resihp.errors import ConfigError, PlanRejected, UserError
+from resihp.errors import ConfigError, NoFeasiblePlan, PlanRejected, UserError
 from resihp.ir.diagnostics import Severity
 from resihp.ir.kept import without
 from resihp.ir.model import Plan, Resume
@@ -138,8 +138,16 @@ class Planner:
     ) -> VerifiedPlan:
         """The plan that begins with iteration `step` without `lost`, with all state of version
         `step` read from its checkpoint: no rank keeps what it holds. NoFeasiblePlan as above.
+
+        Since nothing ties a rank to its stage then, the ranks that are left may also change places.
         """
-        return self._adapted(previous, lost, step, Stored(has_checkpoint=True, is_only_saved=True))
+        stored = Stored(has_checkpoint=True, is_only_saved=True)
+        lost = tuple(lost)
+        try:
+            return self._adapted(previous, lost, step, stored)
+        except NoFeasiblePlan:
+            plan = _reseated(self.initial().plan, lost)
+            return self._adapted(VerifiedPlan(print_plan(plan), plan), lost, step, stored)
 
     def loading(self, plan: VerifiedPlan, step: int) -> VerifiedPlan:
         """The layout and streams of `plan`, begun with all state from the checkpoint of `step`."""
@@ -255,6 +263,30 @@ class Planner:
         if errors:
             raise PlanRejected(f"the verifier refused the plan: {errors[0].message}", errors)
         return VerifiedPlan(text, parsed.plan)
+
+
+def _reseated(plan: Plan, lost: Collection[int]) -> Plan:
+    """`plan`, of all ranks, with those that are not lost in its first replicas.
+
+    Of a replica for which they do not suffice each stage gets equally many, as far as they do.
+    """
+    alive = [rank for rank in plan.active_ranks if rank not in lost]
+    rest = [rank for rank in plan.active_ranks if rank in lost]
+    seats: dict[tuple[int, int], list[int]] = {}
+    for replica in sorted({group.replica for group in plan.groups}):
+        groups = [group for group in plan.groups if group.replica == replica]
+        for index in range(max(group.tp for group in groups)):
+            for group in groups:
+                if index < group.tp:
+                    taken = alive if alive else rest
+                    seats.setdefault((group.replica, group.pp), []).append(taken.pop(0))
+    return msgspec.structs.replace(
+        plan,
+        groups=tuple(
+            msgspec.structs.replace(group, ranks=tuple(seats[group.replica, group.pp]))
+            for group in plan.groups
+        ),
+    )
 
 
 def _cluster_of(job: JobConfig) -> Cluster:

@@ -241,7 +241,8 @@ class Saving:
         """All settled on `commit`: they write it, unless it is on disk already."""
         core = self._core
         missing = self._missing()
-        if missing or any(each.step == commit.version for each in self.versions):
+        is_saved = any(each.step == commit.version for each in self.versions)
+        if missing or is_saved or commit.version == self._core.start.version:
             self._end(missing)
             return
         assert core.base_plan is not None
