@@ -6,7 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from resihp.compiler.adaptation import Patience, Situation, Trust, adapt, grow_back
+from resihp.compiler.adaptation import (
+    ANYTHING,
+    Patience,
+    Profile,
+    Situation,
+    Trust,
+    adapt,
+    grow_back,
+)
 from resihp.compiler.adaptation.decision import Decision
 from resihp.compiler.cluster import CLUSTERS, Cluster, Health, find_cluster
 from resihp.compiler.costs import CostModel
@@ -20,8 +28,8 @@ from resihp.compiler.sources import Stored
 from resihp.config import JobConfig
 from resihp.errors import ConfigError, NoFeasiblePlan, PlanRejected, UserError
 from resihp.ir.diagnostics import Severity
-from resihp.ir.kept import without
-from resihp.ir.model import Plan, Resume
+from resihp.ir.kept import num_kept, without
+from resihp.ir.model import LayerRange, Plan, Resume
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.reshard import nothing_before
@@ -38,6 +46,12 @@ _BUDGET = 4_000
 """Of `adapt`: everybody waits for this plan, so it is searched for in some 10 ms, not longer."""
 
 
+SAME_LAYERS = Profile(repartitions=False)
+"""What the end of an iteration is planned under that is to keep a part of itself."""
+WAIT_S = 1.0
+"""About what a partition costs that comes later: one more generation opens."""
+
+
 class VerifiedPlan(msgspec.Struct, frozen=True):
     """A plan and the text that was verified; only `Planner` makes these."""
 
@@ -51,6 +65,8 @@ class VerifiedPlan(msgspec.Struct, frozen=True):
     """Where the gradients lie that the `resume` line keeps."""
     steady: VerifiedPlan | None = None
     """What the same groups run after the iteration that this plan redoes; None: this plan."""
+    waits_for_boundary: bool = False
+    """Another partition of the layers is better; it waits until the iteration is redone."""
 
     @property
     def lasting(self) -> VerifiedPlan:
@@ -122,16 +138,34 @@ class Planner:
         snapshots: Mapping[int, tuple[int, ...]] | None = None,
         checkpoint: int | None = None,
         settled: Mapping[int, Settled] | None = None,
+        step_s: float = 0.0,
     ) -> VerifiedPlan:
         """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can.
 
         What no live rank holds comes from `snapshots` of version `step`, by lost rank the live
         ones that can read it, or else from the `checkpoint` of that step. What live ranks have
         `settled` with of the iteration is kept as far as it can be; then the plan has a steady one.
+        With other layers nothing can be kept: a new partition waits for the end of the iteration
+        where that costs less than what is kept is worth, an iteration taking `step_s`.
         """
+        lost = tuple(lost)
         stored = Stored(snapshots=snapshots or {}, has_checkpoint=checkpoint == step)
         plan = self._adapted(previous, lost, step, stored)
-        return self._keeping(previous.at(step).plan, plan, step, settled) if settled else plan
+        if not settled:
+            return plan
+        ran = previous.at(step).plan
+        kept = self._keeping(ran, plan, step, settled)
+        if kept.kept or _layers_of(plan.plan) == _layers_of(ran):
+            return kept
+        try:
+            same = self._adapted(previous, lost, step, stored, SAME_LAYERS)
+        except NoFeasiblePlan:
+            return plan
+        kept = self._keeping(ran, same, step, settled)
+        worth_s = step_s * num_kept(kept.plan) / (ran.mesh.dp * ran.batch.microbatches)
+        if worth_s < WAIT_S:
+            return plan
+        return msgspec.structs.replace(kept, waits_for_boundary=True)
 
     def from_checkpoint(
         self, previous: VerifiedPlan, lost: Iterable[int], step: int
@@ -177,11 +211,16 @@ class Planner:
         )
 
     def _adapted(
-        self, previous: VerifiedPlan, lost: Iterable[int], step: int, stored: Stored
+        self,
+        previous: VerifiedPlan,
+        lost: Iterable[int],
+        step: int,
+        stored: Stored,
+        profile: Profile = ANYTHING,
     ) -> VerifiedPlan:
         pricing = self._pricing(Health(lost=frozenset(lost)))
         lasting = previous.lasting.plan
-        situation = Situation(lasting, pricing, resume_step=step, stored=stored)
+        situation = Situation(lasting, pricing, profile, resume_step=step, stored=stored)
         decision = adapt(situation, budget=_BUDGET)
         return self._decided(decision, situation.held, pricing)
 
@@ -287,6 +326,11 @@ def _reseated(plan: Plan, lost: Collection[int]) -> Plan:
             for group in plan.groups
         ),
     )
+
+
+def _layers_of(plan: Plan) -> dict[int, tuple[LayerRange, ...]]:
+    """Of each position of the pipeline."""
+    return {group.pp: group.layers for group in plan.groups}
 
 
 def _cluster_of(job: JobConfig) -> Cluster:

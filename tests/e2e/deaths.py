@@ -82,9 +82,10 @@ def all_deaths(job_file: Path) -> Iterator[Death]:
             yield Death(rank, moment)
 
 
-def died(death: Death, folder: Path, corpus: Path) -> tuple[int, Run]:
-    """Run the job with this death; exit code and what it left."""
-    job = Job(**{**vars(JOB), "sections": JOB.sections + death.injections})
+def died(death: Death, folder: Path, corpus: Path, layers: int = JOB.layers) -> tuple[int, Run]:
+    """Run the job, with a model of `layers`, with this death; exit code and what it left."""
+    sections = JOB.sections + death.injections
+    job = Job(**{**vars(JOB), "sections": sections, "layers": layers})
     return complete(job, folder, corpus)
 
 
@@ -109,26 +110,35 @@ def wrong_after(death: Death, code: int, run: Run, healthy: Run) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A death at every place of a job.")
     parser.add_argument("--every", type=int, default=1, help="only every n-th (default: all)")
-    every = parser.parse_args().every
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=JOB.layers,
+        help="of the model (4). With 2 none can move, so what others finished is kept",
+    )
+    args = parser.parse_args()
+    every, layers = args.every, args.layers
     folder = Path(tempfile.mkdtemp(prefix="resihp-deaths-"))
     corpus = folder / "corpus"
     corpus.mkdir()
     for path in sorted((Path(resihp.__file__).parent / "ir").glob("*.py")):
         (corpus / path.name).write_bytes(path.read_bytes())
     (folder / "healthy").mkdir()
-    code, healthy = complete(JOB, folder / "healthy", corpus)
+    healthy_job = Job(**{**vars(JOB), "layers": layers})
+    code, healthy = complete(healthy_job, folder / "healthy", corpus)
     assert code == 0, healthy.text
     deaths = list(all_deaths(folder / "healthy" / "job.toml"))[::every]
     began_s, num_wrong = time.monotonic(), 0
     for number, death in enumerate(deaths):
         place = folder / f"death{number}"
         place.mkdir()
-        code, run = died(death, place, corpus)
+        code, run = died(death, place, corpus, layers)
         wrong = wrong_after(death, code, run, healthy)
         num_wrong += bool(wrong)
         incidents = run.events("incident")
         times = ", ".join(
-            f"seen {row['detection_ms'] or 0:.0f} ms, recovered {row['recovery_ms']:.0f} ms"
+            f"seen {row['detection_ms'] or 0:.0f} ms, recovered {row['recovery_ms']:.0f} ms, "
+            f"{100 * row['redone_share']:.0f} % redone"
             for row in incidents
         )
         said = "; ".join(wrong) or "ok"

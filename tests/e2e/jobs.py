@@ -28,6 +28,7 @@ class Job:
     pp: int = 2
     dp: int = 2
     schedule: str = "zb-h1"
+    layers: int = 4
     kv_heads: int = 2
     tokens: int = 64
     kills: tuple[tuple[int, int], ...] = ()
@@ -61,7 +62,7 @@ steps = {self.steps}
 runs_dir = "{folder / "runs"}"
 [model]
 hidden_size = 32
-num_hidden_layers = 4
+num_hidden_layers = {self.layers}
 num_attention_heads = 4
 num_key_value_heads = {self.kv_heads}
 intermediate_size = 64

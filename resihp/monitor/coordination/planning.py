@@ -81,7 +81,12 @@ class Planning:
             if state.held and state.held_step == version
         }
         return self._planner.after_loss(
-            previous, core.lost, version, snapshots=snapshots, settled=settled or None
+            previous,
+            core.lost,
+            version,
+            snapshots=snapshots,
+            settled=settled or None,
+            step_s=core.records[-1].duration_s if core.records else 0.0,
         )
 
     def _loading(self) -> VerifiedPlan:

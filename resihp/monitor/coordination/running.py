@@ -10,7 +10,7 @@ from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.observed_sizes import ObservedSizes, Programs, Verdict
 from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.progress import Progress
-from resihp.wire.messages import Finished, Observed, StepRecord
+from resihp.wire.messages import Finished, Observed, Request, StepRecord
 
 __all__ = ["Running"]
 
@@ -58,6 +58,17 @@ class Running:
         self._progress.moved(core.now_s)
         core.do(StepCommitted(record, generation))
         self._rejoining.committed()
+        if generation == core.generation and core.phase is Phase.RUNNING:
+            self._end_waiting(record.step)
+
+    def _end_waiting(self, step: int) -> None:
+        """A partition that waited for the end of the iteration that was redone comes now."""
+        core = self._core
+        plan = core.plan
+        if plan is None or not plan.waits_for_boundary or plan.at(step) is not plan:
+            return
+        core.log("repartition", step=step)
+        core.send(min(plan.plan.active_ranks), Request(generation=core.generation, what="yield"))
 
     def taken_back(self, version: int) -> None:
         """All go on from `version`, which is before the newest committed step."""

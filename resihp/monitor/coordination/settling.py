@@ -97,7 +97,8 @@ class Settling:
     def _open(self, commit: Commit, snapshots: Mapping[int, tuple[int, ...]]) -> None:
         """Go on from `commit`, or save it where the job is to end."""
         core = self._core
-        cause = "reopened"
+        waits = core.base_plan is not None and core.base_plan.waits_for_boundary
+        cause = "the layers that waited for the end of the iteration" if waits else "reopened"
         incident = core.book.open
         if incident is not None:
             incident.settled_s = core.now_s
