@@ -33,6 +33,7 @@ from resihp.monitor.coordination.planning import Planning
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.repeating import Repeating
 from resihp.monitor.coordination.resuming import Resuming
+from resihp.monitor.coordination.reviving import Reviving
 from resihp.monitor.coordination.running import Running
 from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.coordination.settling import Settling
@@ -82,7 +83,8 @@ class Coordinator:
         self._core = core = Core(job, now_s)
         self._progress = progress = Progress(now_s)
         self._rejoining = Rejoining(core, planner)
-        self._membership = Membership(core, self._rejoining)
+        self._reviving = Reviving(core, self._rejoining)
+        self._membership = Membership(core, self._rejoining, self._reviving)
         self._hanging = Hanging(core, self._membership, progress)
         self._liveness = Liveness(core, self._membership, self._hanging, progress)
         self._running = Running(core, self._membership, self._rejoining, progress)
@@ -91,8 +93,12 @@ class Coordinator:
             core, secret, self._membership, self._rejoining, self._running, saving
         )
         self._deciding = Deciding(core, self._opening)
-        self._planning = Planning(core, planner, self._rejoining, self._deciding, saving)
-        self._settling = Settling(core, self._membership, self._running, self._planning, saving)
+        self._planning = Planning(
+            core, planner, self._rejoining, self._reviving, self._deciding, saving
+        )
+        self._settling = Settling(
+            core, self._membership, self._reviving, self._running, self._planning, saving
+        )
         self._starting = Starting(core, self._planning)
         self._repeating = Repeating(core, self._opening)
         self._resuming = Resuming(core, self._membership, self._running)
@@ -262,6 +268,8 @@ class Coordinator:
                 self._rejoining.beat(rank)
             case Ready():
                 self._rejoining.ready(rank, message)
+                if rank in self._core.returned:
+                    self._reviving.back(rank)
             case ExecutorStarted():
                 self._rejoining.started(rank, message.pid)
             case ExecutorExited():

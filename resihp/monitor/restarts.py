@@ -41,6 +41,11 @@ class Restarts:
         """Nobody is there who could start it."""
         self._due_s.pop(rank, None)
 
+    @property
+    def planned(self) -> frozenset[int]:
+        """Ranks that will be started."""
+        return frozenset(self._due_s)
+
     def due(self, now_s: float) -> list[int]:
         """Ranks to be started now; each is named once and counted as started."""
         ranks = sorted(rank for rank, due_s in self._due_s.items() if due_s <= now_s)

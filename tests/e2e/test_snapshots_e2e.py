@@ -42,3 +42,23 @@ def test_both_holders_of_a_shard_are_killed_and_training_goes_on(tmp_path: Path,
     assert run.losses() == pytest.approx(plain.losses(), rel=TP_CHANGE_TOLERANCE)
     assert left_in_memory(run.dir.name) == []
     assert left_in_memory(plain.dir.name) == []
+
+
+def test_all_executors_are_killed_at_once_and_come_back(tmp_path: Path, corpus: Path):
+    """From shared memory, where nothing else is left of the state: the same plan goes on, and
+    every loss is bitwise that of a run without faults."""
+    job = Job(steps=8)
+    for name in ("plain", "killed"):
+        (tmp_path / name).mkdir()
+    code, plain = complete(job, tmp_path / "plain", corpus)
+    assert code == 0, plain.text
+    path = job.write(tmp_path / "killed", corpus)
+    with running(train_command(path), tmp_path / "killed") as run:
+        run.read_to_step(3)
+        for pid in [run.executor_pid(rank) for rank in range(job.world)]:
+            os.kill(pid, signal.SIGKILL)
+        code = run.finish()
+    assert code == 0, run.text
+    assert run.rows("ledger") == plain.rows("ledger")
+    assert run.losses() == plain.losses()
+    assert left_in_memory(run.dir.name) == []

@@ -28,6 +28,8 @@ class Round:
     trouble_since_s: float | None = None
     is_closed: bool = False
     """Everybody was told to leave the generation before; without it, members left by agreement."""
+    awaits: bool = False
+    """Nobody goes on before the members that are being started are back."""
 
 
 class Core:
@@ -41,6 +43,8 @@ class Core:
         self.phase_since_s = now_s
         self.alive: set[int] = set(range(job.parallel.world))
         self.lost: list[int] = []
+        self.revived: set[int] = set()
+        """Members that were started again and have not joined a generation since."""
         self.returned: set[int] = set()
         """Lost ranks whose new executor is ready, and which no plan counts on yet."""
         self.newcomers: set[int] = set()

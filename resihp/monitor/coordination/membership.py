@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resihp.errors import NoFeasiblePlan, UserError
+from resihp.errors import UserError
 from resihp.monitor.coordination.core import Core, Round
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
+from resihp.monitor.coordination.reviving import Reviving
 from resihp.monitor.last_words import how_it_ended, users_mistake
 from resihp.wire.messages import Close, ExecutorExited, Fence
 
@@ -20,8 +21,9 @@ MAX_REOPENINGS = 3
 class Membership:
     """Loses ranks and closes generations."""
 
-    def __init__(self, core: Core, rejoining: Rejoining) -> None:
+    def __init__(self, core: Core, rejoining: Rejoining, reviving: Reviving) -> None:
         self._core = core
+        self._reviving = reviving
         self._rejoining = rejoining
         self._reopenings = 0
 
@@ -41,6 +43,7 @@ class Membership:
             self.lose(rank, evidence, message.last_words)
             if core.phase is not Phase.STOPPING:
                 self._rejoining.lost(rank)
+                self._nobody_left()
 
     def disconnected(self, rank: int, evidence: str) -> None:
         """The supervisor of `rank` is gone, and with it its executor."""
@@ -51,6 +54,7 @@ class Membership:
         else:
             self._rejoining.gone(rank)
             self.lose(rank, evidence, "")
+            self._nobody_left()
 
     def lose(self, rank: int, evidence: str, last_words: str) -> None:
         """`rank` is dead: the others leave the generation, unless they run without it."""
@@ -88,6 +92,11 @@ class Membership:
             return False
         return rank not in core.plan.plan.active_ranks
 
+    def _nobody_left(self) -> None:
+        if not self._core.alive:
+            self._reviving.wait("no rank is left")
+            self._reviving.check_left()
+
     def close(self, *, at_least: int = 0) -> None:
         """Everybody leaves the running generation, for the next or for `at_least`."""
         core = self._core
@@ -95,9 +104,6 @@ class Membership:
         self._rejoining.interrupted()
         core.generation = max(core.generation + 1, at_least)
         core.round = Round(is_closed=True)
-        if not core.alive:
-            core.stop("no rank is left", NoFeasiblePlan.exit_code)
-            return
         core.enter(Phase.SETTLING)
         self.tell_to_leave(told)
 

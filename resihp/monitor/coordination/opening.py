@@ -112,6 +112,7 @@ class Opening:
         if core.book.open is not None:
             self._close_incident(core.book.open)
         self._rejoining.joined()
+        core.revived.clear()
 
     def _close_incident(self, incident: Incident) -> None:
         core = self._core

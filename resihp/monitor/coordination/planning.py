@@ -9,6 +9,7 @@ from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.deciding import Deciding
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
+from resihp.monitor.coordination.reviving import Reviving
 from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.incident import listed
 from resihp.monitor.planner import Planner, VerifiedPlan
@@ -25,11 +26,13 @@ class Planning:
         core: Core,
         planner: Planner,
         rejoining: Rejoining,
+        reviving: Reviving,
         deciding: Deciding,
         saving: Saving,
     ) -> None:
         self._core = core
         self._rejoining = rejoining
+        self._reviving = reviving
         self._planner = planner
         self._deciding = deciding
         self._saving = saving
@@ -57,6 +60,8 @@ class Planning:
             else:
                 plan, cause = growth.plan, f"{listed(sorted(growth.ranks))} back: {growth.why}"
         except NoFeasiblePlan as error:
+            if self._reviving.wait(str(error)):
+                return
             plan = self._gone_back()
             if plan is None:
                 self._give_up(str(error), commit)

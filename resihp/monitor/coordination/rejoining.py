@@ -102,6 +102,11 @@ class Rejoining:
         if now_s - self._idle_s.setdefault(rank, now_s) > self._core.timing.silent_s:
             self.lost(rank)
 
+    @property
+    def awaited(self) -> set[int]:
+        """Ranks whose executor starts, or will."""
+        return self._starting_s.keys() | self._restarts.planned
+
     def _is_known(self, rank: int) -> bool:
         return rank in self._dead or rank in self._starting_s or rank in self._core.returned
 

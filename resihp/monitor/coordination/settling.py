@@ -8,6 +8,7 @@ from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.planning import Planning
+from resihp.monitor.coordination.reviving import Reviving
 from resihp.monitor.coordination.running import Running
 from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.incident import listed
@@ -24,12 +25,14 @@ class Settling:
         self,
         core: Core,
         membership: Membership,
+        reviving: Reviving,
         running: Running,
         planning: Planning,
         saving: Saving,
     ) -> None:
         self._core = core
         self._membership = membership
+        self._reviving = reviving
         self._running = running
         self._planning = planning
         self._saving = saving
@@ -42,6 +45,10 @@ class Settling:
         if core.phase is not Phase.SETTLING or message.generation != core.generation:
             return
         if not core.goes_back and not any(_has(rank, message, base) for base in core.bases):
+            if rank in core.revived:
+                self._reviving.give_back([rank])
+                self.check()
+                return
             bases = ", ".join(map(str, core.bases))
             self._membership.fence(rank, f"holds layouts {message.layouts}, not {bases}")
             return
@@ -52,6 +59,11 @@ class Settling:
         """Go on once all have settled, and can be deployed to."""
         core = self._core
         if core.phase is not Phase.SETTLING or not core.ready.keys() >= core.alive:
+            return
+        if self._reviving.is_waiting:
+            return
+        if not core.alive:
+            self._reviving.check_left()
             return
         if core.round.settled.keys() == core.alive and self._find_base():
             self._go_on()
@@ -82,10 +94,9 @@ class Settling:
             self._open(core.start, {})
             return
         settlement = self._chosen()
-        for rank in settlement.empty:
-            self._membership.fence(rank, f"has nothing of version {settlement.version}")
-        if settlement.empty:
-            return  # they are lost soon, and then the others settle again
+        if settlement is None:
+            return
+        self._reviving.give_back(settlement.empty)
         self._running.taken_back(settlement.version)
         if settlement.record is not None:
             self._running.committed(settlement.record, core.base)
@@ -110,14 +121,24 @@ class Settling:
         else:
             self._planning.go_on(cause, commit, snapshots)
 
-    def _chosen(self) -> Settlement:
-        """What to go on from; where a shard has no source, the newest version without it."""
+    def _chosen(self) -> Settlement | None:
+        """What to go on from; where a shard has no source, the newest version without it.
+
+        None: not yet, or nobody is left who holds anything.
+        """
         core = self._core
         settled, records = core.round.settled, core.records
-        found = None
         if core.base_plan is not None:
             found = settle(core.base, core.base_plan.plan, settled, records)
-        return found or newest_version(settled.values(), records[-1] if records else None)
+            if found is not None:
+                return found
+            if self._reviving.wait("a shard has no source"):
+                return None
+            self._reviving.give_back(sorted(core.revived & settled.keys()))
+            if not core.alive:
+                self._reviving.check_left()
+                return None
+        return newest_version(settled.values(), records[-1] if records else None)
 
     def tick(self, waited_s: float) -> None:
         """Fence who does not leave; end the job where even that helps nobody."""
@@ -126,7 +147,9 @@ class Settling:
         if waited_s > core.timing.stopped_s and not core.round.is_closed:
             core.round.is_closed = True
             self._membership.tell_to_leave(stuck)  # a vote that broke after others had left
-        if waited_s > 2 * core.settle_bound_s:
+        if not stuck:
+            self.check()  # perhaps nobody is waited for any more
+        elif waited_s > 2 * core.settle_bound_s:
             core.stop(f"{listed(stuck)} neither settled nor died in {waited_s:.0f} s", 1)
         elif waited_s > core.settle_bound_s:
             for rank in stuck:
