@@ -9,7 +9,8 @@ the survivors hold all of it.
 Where the last holder of a shard is lost, its snapshot is the source: then everybody goes to the
 newest version of which every shard has a live holder or a sealed snapshot that somebody alive can
 read. A rank contributes to a vote only once its snapshot of the version before is sealed, so that
-is at most one step back where every step is kept.
+is at most one step back where every step is kept. Where all members were started again, it is the
+version that most of them can begin from.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def settle(
     newest = None
     if told.live:
         newest = newest_version(told.live.values(), records[-1] if records else None)
-    for version in sorted(told.versions(newest), reverse=True):
+    for version in told.in_order(newest):
         holders = told.holders(version, newest)
         if holders is None:
             continue
@@ -102,10 +103,16 @@ class _Told:
         for state in self.live.values():
             self._updates[state.version] = state.updates
 
-    def versions(self, newest: Settlement | None) -> set[int]:
-        """All that might be chosen."""
+    def in_order(self, newest: Settlement | None) -> list[int]:
+        """All versions that might be chosen, the best one first.
+
+        The newest; but where nobody holds the layout in memory any more, that which most members
+        can begin from: a step is sooner done again than a member gets its place back.
+        """
         known = set(self._updates)
-        return known if newest is None else known | {newest.version}
+        if newest is not None:
+            return sorted(known | {newest.version}, reverse=True)
+        return sorted(known, key=lambda v: (len(self.holders(v, None) or ()), v), reverse=True)
 
     def updates(self, version: int) -> int:
         """Updates by then, of a version that somebody holds."""

@@ -209,7 +209,10 @@ def slowly_settled(states: dict[int, Settled], reported: int) -> tuple[int, set[
     """Version and holders by trying all: every shard, every rank, every version."""
     live = {r for r, s in states.items() if BASE in s.layouts}
     newest = max([reported, *(max(states[r].version, states[r].voted) for r in live)])
-    for version in range(10, -1, -1):
+    order = list(range(10, -1, -1))
+    if not live:
+        order.sort(key=lambda v: -sum(sealed(r, v) in s.snapshots for r, s in states.items()))
+    for version in order:
         holders, is_possible = set[int](), True
         for rank, told in states.items():
             own = sealed(rank, version) in told.snapshots

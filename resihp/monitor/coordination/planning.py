@@ -101,6 +101,10 @@ class Planning:
             raise NoFeasiblePlan(f"the saved version {core.start.saved} is damaged")
         return self._from_disk(core.start.version)
 
+    def goes_back(self) -> bool:
+        """All begin again with the newest saved version, where there is one."""
+        return self._gone_back() is not None
+
     def _gone_back(self) -> VerifiedPlan | None:
         """The plan that begins with the newest saved version that there is, if there is one."""
         for version in self._saving.versions:

@@ -46,7 +46,7 @@ class Settling:
             return
         if not core.goes_back and not any(_has(rank, message, base) for base in core.bases):
             if rank in core.revived:
-                self._reviving.give_back([rank])
+                core.round.settled[rank] = message  # it has nothing, as the settlement will say
                 self.check()
                 return
             bases = ", ".join(map(str, core.bases))
@@ -79,7 +79,9 @@ class Settling:
             return True
         states = core.round.settled
         for base, plan in core.bases.items():
-            if all(_has(rank, state, base) for rank, state in states.items()):
+            has = {rank for rank, state in states.items() if _has(rank, state, base)}
+            is_last = base == max(core.bases)
+            if states.keys() - has <= core.revived and (has or is_last):
                 core.settle_on(base, plan)
                 return True
         newest = max(core.bases)
@@ -133,6 +135,9 @@ class Settling:
             if found is not None:
                 return found
             if self._reviving.wait("a shard has no source"):
+                return None
+            if settled.keys() <= core.revived and self._planning.goes_back():
+                self._open(core.start, {})
                 return None
             self._reviving.give_back(sorted(core.revived & settled.keys()))
             if not core.alive:
