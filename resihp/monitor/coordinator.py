@@ -115,7 +115,7 @@ class Coordinator:
                 self._dispatch(rank, message)
             else:
                 self._hear_of_the_lost(rank, message)
-        return core.take()
+        return self._taken()
 
     def disconnected(
         self, rank: int, now_s: float, evidence: str = "its supervisor is gone"
@@ -128,7 +128,7 @@ class Coordinator:
                 self._membership.disconnected(rank, evidence)
             else:
                 self._rejoining.gone(rank)
-        return core.take()
+        return self._taken()
 
     def resume(self, entry: Entry, records: Sequence[StepRecord], now_s: float) -> list[Action]:
         """Take over from another coordinator, whose newest decided entry is `entry`.
@@ -139,7 +139,7 @@ class Coordinator:
         core.now_s = now_s
         self._resuming.resume(entry, records)
         self._liveness.expect_all()
-        return core.take()
+        return self._taken()
 
     def remember(self, incidents: Sequence[Incident], num_plans: int) -> None:
         """What other coordinators of this job saw, for the end of it."""
@@ -151,14 +151,14 @@ class Coordinator:
         core = self._core
         core.now_s = now_s
         self._deciding.decided(generation)
-        return core.take()
+        return self._taken()
 
     def reached(self, ranks: Collection[int], now_s: float) -> list[Action]:
         """Messages reach `ranks` again, after they may not have for a while."""
         core = self._core
         core.now_s = now_s
         self._repeating.reached(ranks)
-        return core.take()
+        return self._taken()
 
     def hit(self, rank: int, at_s: float) -> None:
         """Somebody is about to kill `rank` (for the detection time of the incident)."""
@@ -174,7 +174,7 @@ class Coordinator:
             core.stop(reason, exit_code)
         elif self._saving.end(reason, exit_code) and core.phase is not Phase.SETTLING:
             self._membership.close()
-        return core.take()
+        return self._taken()
 
     def completed(
         self, name: str, trouble: str, pruned: Sequence[str], now_s: float
@@ -183,7 +183,7 @@ class Coordinator:
         core = self._core
         core.now_s = now_s
         self._saving.completed(name, trouble, pruned)
-        return core.take()
+        return self._taken()
 
     def tick(self, now_s: float) -> list[Action]:
         """Time passes: act on whatever took too long."""
@@ -209,7 +209,11 @@ class Coordinator:
         if core.phase is not Phase.STOPPING:
             self._liveness.check_silence()
             self._rejoining.tick()
-        return core.take()
+        return self._taken()
+
+    def _taken(self) -> list[Action]:
+        self._saving.check()
+        return self._core.take()
 
     def _dispatch(self, rank: int, message: Message) -> None:
         """What is of a generation that is over is dropped by the room it belongs to."""

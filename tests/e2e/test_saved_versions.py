@@ -1,4 +1,4 @@
-"""Saved versions of real jobs: resumed in another layout, gone back to, refused, saved at the end."""
+"""Saved versions of real jobs: resumed elsewhere, gone back to, refused, saved at the end."""
 
 from __future__ import annotations
 
@@ -110,5 +110,6 @@ def test_nothing_to_resume_is_said_before_anything_starts(tmp_path: Path, corpus
     job = Job(steps=2, tp=1, pp=1, dp=2, sections=sections(tmp_path, resume=True))
     with running(train_command(job.write(tmp_path, corpus)), tmp_path) as run:
         assert run.finish() == 2
-    assert "checkpoint.resume" in run.text
+    assert "job.toml:" in run.text
+    assert "no complete version to resume from" in run.text
     assert "Traceback" not in run.text

@@ -19,6 +19,7 @@ from resihp.ir.expand import expand
 from resihp.ir.parser import parse
 from resihp.ir.program_bytes import decode_program
 from resihp.monitor.actions import Action, Decide, End, Send
+from resihp.monitor.checkpoints import SavePlace
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.planner import Grown, Planner, VerifiedPlan
 from resihp.wire.address import LOOPBACK, Address
@@ -152,11 +153,16 @@ def settled(
 class Desk:
     """One coordinator; `say` and `wait` drive it, `actions` is all that it wanted done."""
 
-    def __init__(self, job: JobConfig | None = None, planner: Planner | None = None) -> None:
+    def __init__(
+        self,
+        job: JobConfig | None = None,
+        planner: Planner | None = None,
+        place: SavePlace | None = None,
+    ) -> None:
         self.job = job or job_of()
         self.clock = ManualClock()
         self.coordinator = Coordinator(
-            self.job, planner or CachedPlanner(self.job), SECRET, self.clock.now_s()
+            self.job, planner or CachedPlanner(self.job), SECRET, self.clock.now_s(), place
         )
         self.timing = Timing.from_detect_within(self.job.job.detect_within_s)
         self.actions: list[Action] = []
