@@ -293,6 +293,10 @@ class CoordinatorServer:
                 return
             case Resent():
                 self._here.add(rank)
+                if not message.has_executor:
+                    # Its first words went to nobody: no coordinator was there.
+                    again = Hello(pid=0, has_executor=False)
+                    self._perform(self._helm.from_rank(rank, again, now_s))
                 return
             case ExecutorStarted() if self._pids.get(rank) == message.pid:
                 return  # said again

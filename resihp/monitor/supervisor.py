@@ -145,8 +145,12 @@ class Supervisor:
 
     def die(self) -> None:
         """See `Body`."""
+        self._dying = asyncio.create_task(die(self._told()))
+
+    async def _told(self) -> None:
+        """What was said to the monitor has left."""
         if self._up is not None:
-            self._dying = asyncio.create_task(die(self._up.drain(self._timing.beat_s)))
+            await self._up.drain(self._timing.beat_s)
 
     async def _connect(self, find_place: Callable[[], Awaitable[Place]]) -> Channel:
         """Connect to the monitor; retried, since it may restart, or a stale file mislead us."""
@@ -200,7 +204,8 @@ class Supervisor:
                 case Respawn():
                     await self._start_executor()
                 case Resend() as again:
-                    channel.send(Resent())
+                    has_executor = self._executor is not None or not self._waits
+                    channel.send(Resent(has_executor=has_executor))
                     for message in self._replay.messages(again.from_step):
                         channel.send(message)
                 case _:

@@ -162,6 +162,9 @@ class Beat(_Message, frozen=True, kw_only=True):
 class Resent(_Message, frozen=True, kw_only=True):
     """Answer to `Resend`, before all that is said again: what came earlier may have gaps."""
 
+    has_executor: bool = True
+    """Whether there is one to speak for; a supervisor that was started again has none."""
+
 
 # --- executor -> coordinator
 

@@ -121,3 +121,19 @@ def test_a_job_with_a_stuck_collective_still_ends(tmp_path: Path, corpus: Path):
         os.kill(run.executor_pid(1), signal.SIGSTOP)
         run.process.send_signal(signal.SIGTERM)
         assert run.finish() == 128 + signal.SIGTERM
+
+
+def test_coordinator_monitor_and_a_supervisor_die_one_after_the_other(
+    calm: Run, tmp_path: Path, corpus: Path
+):
+    """[T6] [T8] Steps go on without the first two; the third costs its rank, whoever leads then."""
+    job = with_faults(
+        injected("kill_coordinator", 2, 1)
+        + injected("kill_monitor", 2, 2)
+        + injected("kill_supervisor", 3, 5)
+    )
+    code, run = complete(job, tmp_path, corpus)
+    assert code == 0, run.text
+    assert run.losses() == calm.losses()
+    assert len(run.events("leads")) >= 2
+    assert {row["rank"] for row in run.events("rank_lost")} == {3}
