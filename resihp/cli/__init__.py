@@ -55,6 +55,7 @@ VERBS = {
     "chaos": Verb("resihp.cli.chaos", "run a job under many faults, with a score", light=False),
     "where": Verb("resihp.cli.where", "tell who waits for whom in a running job", light=True),
     "doctor": Verb("resihp.cli.doctor", "look for what would cost a job", light=True),
+    "checkpoints": Verb("resihp.cli.checkpoints", "list saved versions, or check them", light=True),
     "compare": Verb("resihp.cli.compare", "compare two runs step by step", light=True),
     "verify": Verb("resihp.cli.verify", "prove that plans can run, or say why not", light=True),
     "explain": Verb("resihp.cli.explain", "tell what a diagnostic code means", light=True),

@@ -8,6 +8,7 @@ from resihp.config import JobConfig
 from resihp.executor.data import Dataset, load_dataset
 from resihp.executor.device.choose import device_of
 from resihp.executor.inject import Injector, announcer
+from resihp.executor.injected_disk import InjectedDisk
 from resihp.executor.models import build_model
 from resihp.executor.packing import Packing
 from resihp.executor.sampler import GlobalBatches, Sampler
@@ -84,9 +85,9 @@ class TrainingBackend:
 
     async def save(self, order: Save) -> None:
         """See `Backend`."""
-        await save_now(
-            self._job, self._model, self._rank, self.state, self._device, order, self._send
-        )
+        disk = InjectedDisk(self.injector.conditions)
+        model, state, device = self._model, self.state, self._device
+        await save_now(self._job, model, self._rank, state, device, order, self._send, disk)
 
 
 def _snapshots(job: JobConfig, start: Start) -> tuple[SharedDir | None, Snapshots | None]:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from resihp.checkpoint.disk import Disk
 from resihp.checkpoint.versions import version_name
 from resihp.config import JobConfig
 from resihp.errors import GenerationClosed, ResihpError
@@ -74,6 +75,7 @@ class Saver:
         *,
         every: int,
         num_steps: int,
+        disk: Disk | None = None,
     ) -> None:
         """`every` so many steps and at step `num_steps` a version is due; 0: when asked only."""
         self._model = model
@@ -86,6 +88,7 @@ class Saver:
         self._send = send
         self._every = every
         self._num_steps = num_steps
+        self._disk = disk
         self._closed = threading.Event()
         self._writing: asyncio.Task[None] | None = None
         self._share: Share | None = None
@@ -157,7 +160,8 @@ class Saver:
             if self._closed.is_set():
                 raise GenerationClosed("the generation is over")
 
-        return _written(self._model, self._at, self._rank, job, share, copies, go_on)
+        where = self._at, self._rank, self._disk
+        return _written(self._model, where, job, share, copies, go_on)
 
 
 async def save_now(
@@ -168,6 +172,7 @@ async def save_now(
     device: Device,
     order: Save,
     send: Callable[[Message], None],
+    disk: Disk | None = None,
 ) -> None:
     """Write this rank's part of the settled state, while no generation runs."""
     began_s = time.monotonic()
@@ -185,7 +190,7 @@ async def save_now(
 
         share = Division(model, parse(order.plan).plan, order.alive).share(rank)
         copies = share.copy(model, holding)
-        return _written(model, order.at, rank, part, share, copies, _nothing)
+        return _written(model, (order.at, rank, disk), part, share, copies, _nothing)
 
     try:
         with pause("writes a version to disk", at_most_s=MAX_PAUSE_S):
@@ -198,8 +203,7 @@ async def save_now(
 
 def _written(
     model: Model,
-    at: SaveAt,
-    rank: int,
+    where: tuple[SaveAt, int, Disk | None],
     job: _Job,
     share: Share,
     copies: _Boxes,
@@ -208,9 +212,17 @@ def _written(
     from resihp.executor.checkpoint.pieces import all_keys
     from resihp.executor.checkpoint.saving import write_part
 
-    directory = Path(at.directory)
+    at, rank, disk = where
     return write_part(
-        directory, job.name, rank, job.version, share, copies, all_keys(model), go_on=go_on
+        Path(at.directory),
+        job.name,
+        rank,
+        job.version,
+        share,
+        copies,
+        all_keys(model),
+        go_on=go_on,
+        disk=disk,
     )
 
 

@@ -30,6 +30,7 @@ from resihp.executor.groups import open_store
 from resihp.executor.held import Keep
 from resihp.executor.inject import Injector
 from resihp.executor.injected import InjectedWire, InjectedWork
+from resihp.executor.injected_disk import InjectedDisk
 from resihp.executor.interpreter.run import Interpreter
 from resihp.executor.iterations import iterate
 from resihp.executor.joining import Joining
@@ -202,6 +203,7 @@ class Session:
             self._send,
             every=self._job.checkpoint.every,
             num_steps=self._job.job.steps,
+            disk=InjectedDisk(self._injector.conditions),
         )
         await saver.prepare()
         return Boundary(agreement, [saver.cross], [saver.finish])

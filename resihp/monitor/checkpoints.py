@@ -30,6 +30,7 @@ __all__ = [
     "drop",
     "make_directory",
     "save_place",
+    "versions_of",
 ]
 
 DIRECTORY = "checkpoints"
@@ -64,7 +65,7 @@ def save_place(job: JobConfig, run_dir: Path) -> SavePlace | None:
     if job.device.kind == "emulated":
         return None
     run = run_dir.name
-    directory = _directory(job) or (run_dir / DIRECTORY).absolute()
+    directory = versions_of(job, run_dir)
     own = parse_name(version_name(0, run, 0))
     assert own is not None
     listed = [
@@ -79,6 +80,11 @@ def save_place(job: JobConfig, run_dir: Path) -> SavePlace | None:
     ]
     troubles = tuple(each.trouble for each in listed if each.trouble)
     return SavePlace(str(directory), run, tuple(versions), troubles)
+
+
+def versions_of(job: JobConfig, run_dir: Path) -> Path:
+    """Where the run in `run_dir` keeps its versions."""
+    return _directory(job) or (run_dir / DIRECTORY).absolute()
 
 
 def check_place(job: JobConfig) -> None:
