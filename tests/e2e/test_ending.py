@@ -113,13 +113,14 @@ def test_a_loss_that_no_plan_can_carry_stops_all_with_one_sentence(
     tmp_path: Path, corpus: Path
 ) -> None:
     """[T12] Both holders of a shard are gone: exit code 4, the reason, and the newest state."""
-    job = Job(steps=6, tp=1, pp=2, dp=1, kills=((1, 2),))
+    sections = "[rejoin]\nrestarts = 0\n"
+    job = Job(steps=6, tp=1, pp=2, dp=1, kills=((1, 2),), sections=sections)
     code, run = complete(job, tmp_path, corpus)
     assert code == 4
     sentences = [line for line in run.output if "no plan can carry the loss of rank 1" in line]
     assert len(sentences) == 1
     assert "layers 2..3" in sentences[0]
-    assert "newest complete state: step 2, never saved" in sentences[0]
+    assert "step 2 is not saved" in sentences[0]
     assert sentences[0].startswith("resihp: error: ")
     assert "Traceback" not in run.text
 

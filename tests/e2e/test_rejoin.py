@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import Job, Run, running, train_command
+from jobs import Job, Run, complete, running, train_command
 
 pytestmark = pytest.mark.timeout(240)
 SOON = "[rejoin]\ngood_iterations = 3\n"
@@ -43,6 +43,24 @@ def test_losses_are_those_of_a_job_without_faults(tmp_path: Path, corpus: Path) 
         expected = run.losses()
     assert len(losses) > steps
     assert losses == expected[: len(losses)]
+
+
+def test_a_job_without_replicas_goes_on_once_its_rank_is_started_again(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """No plan can do without it: the others wait, it takes its state from its own snapshot, and
+    losses are bit for bit those of a job without faults."""
+    losses: list[list[float]] = []
+    waits: list[int] = []
+    for name, kills in (("faulted", ((1, 3),)), ("healthy", ())):
+        folder = tmp_path / name
+        folder.mkdir()
+        code, run = complete(Job(steps=6, tp=1, pp=2, dp=1, kills=kills), folder, corpus)
+        assert code == 0, run.text
+        losses.append(run.losses())
+        waits.append(len(run.events("waits_for_restarts")))
+    assert waits == [1, 0]
+    assert losses[0] == losses[1]
 
 
 def test_an_emulated_rank_comes_back(tmp_path: Path, corpus: Path) -> None:

@@ -18,6 +18,7 @@ from resihp.wire.messages import (
     Hello,
     Request,
     Respawn,
+    Sealed,
     Stop,
     Trouble,
 )
@@ -304,6 +305,73 @@ def test_a_rank_that_takes_part_has_its_budget_back():
         grow(desk)
         run_steps(desk, 1)
     assert len(desk.sent(Respawn)) == 3
+
+
+def sealed(rank: int, generation: int, version: int) -> Sealed:
+    return Sealed(rank=rank, generation=generation, version=version, updates=version)
+
+
+def alone() -> Desk:
+    """Two stages and no replica: there is no plan without either rank."""
+    desk = desk_of(restarts=2, pp=2, dp=1)
+    run_steps(desk, 4)
+    return desk
+
+
+def settle_with(desk: Desk, rank: int, *seals: Sealed, layouts: tuple[int, ...] = (1,)) -> None:
+    message = settled(desk.generation, 0 if layouts == (0,) else 4)
+    desk.say(rank, msgspec.structs.replace(message, layouts=layouts, snapshots=seals))
+
+
+def test_where_no_plan_can_do_without_a_rank_its_new_executor_takes_its_place():
+    """With the state of its own snapshot; the others wait for it, and no step is lost."""
+    desk = alone()
+    desk.say(1, exited())
+    settle_with(desk, 0, sealed(1, 1, 4))
+    assert desk.phase is Phase.SETTLING
+    assert desk.end is None
+    desk.wait(3 * desk.timing.settle_s, beats=BEAT)
+    assert not desk.sent(Fence), "who has settled is not stuck"
+    return_(desk, 1)
+    assert desk.closed() == [0, 1]
+    settle_with(desk, 1, sealed(1, 1, 4), layouts=(0,))
+    assert desk.phase is Phase.OPENING
+    assert desk.alive == [0, 1]
+    deploy = desk.last_deploy()
+    assert (deploy.base, deploy.commit.version) == (1, 4)
+    assert parse(deploy.plan).plan.active_ranks == (0, 1)
+    desk.join()
+    run_steps(desk, 1)
+
+
+def test_where_it_never_gets_ready_the_job_ends_with_one_sentence():
+    """[T12] When its starts are used up: exit code 4, in one generation for all."""
+    desk = alone()
+    desk.say(1, exited())
+    settle_with(desk, 0, sealed(1, 1, 4))
+    for _ in range(20):
+        if desk.end is None:
+            desk.say(1, ExecutorStarted(pid=1))
+            desk.say(1, exited())
+            desk.wait(5.0, beats=BEAT)
+    assert desk.end is not None
+    assert desk.end.exit_code == 4
+    assert "no plan can carry the loss of rank 1" in desk.end.reason
+    assert len(desk.sent(Respawn)) == 2
+    assert {rank for rank, _ in desk.sent(Stop)} == {0, 1}
+
+
+def test_one_without_a_snapshot_cannot_take_its_place():
+    """[T12] It holds nothing, and there is no plan without it: the job ends at once, for all."""
+    desk = alone()
+    desk.say(1, exited())
+    settle_with(desk, 0, sealed(1, 1, 3))
+    return_(desk, 1)
+    settle_with(desk, 1, layouts=(0,))
+    assert not desk.sent(Fence)
+    assert desk.end is not None
+    assert desk.end.exit_code == 4
+    assert {rank for rank, _ in desk.sent(Stop)} == {0, 1}
 
 
 def test_no_rank_comes_back_where_the_job_says_so():
