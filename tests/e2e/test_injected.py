@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from jobs import Job, Run, complete, running, train_command
 
+from resihp.checkpoint.versions import newest_complete
+
 pytestmark = pytest.mark.timeout(120)
 
 JOB = Job(steps=8, tp=1, pp=2, dp=2, sections="[rejoin]\nrestarts = 0\n")
@@ -137,3 +139,24 @@ def test_coordinator_monitor_and_a_supervisor_die_one_after_the_other(
     assert run.losses() == calm.losses()
     assert len(run.events("leads")) >= 2
     assert {row["rank"] for row in run.events("rank_lost")} == {3}
+
+
+def test_a_full_disk_and_a_torn_version_cost_a_version_each_and_no_step(
+    calm: Run, tmp_path: Path, corpus: Path
+):
+    """[T20] [T22] Training goes on, the alarm is raised, and what is complete stays so."""
+    job = with_faults(
+        "[checkpoint]\nevery = 2\nkeep = 4\n"
+        + injected("torn_checkpoint", 3, 1)
+        + injected("full_disk", 0, 5, "instruction = 0")
+    )
+    code, run = complete(job, tmp_path, corpus)
+    assert code == 0, run.text
+    assert run.losses() == calm.losses()
+    assert [row["rank"] for row in run.events("rank_lost")] == [3]
+    assert [row["step"] for row in run.events("saved")] == [4]
+    assert "no space left" in " ".join(row["why"] for row in run.events("not_saved"))
+    newest, troubles = newest_complete(run.dir / "checkpoints")
+    assert newest is not None, troubles
+    assert newest.manifest is not None
+    assert newest.manifest.step == 4
