@@ -49,6 +49,10 @@ reconfigure: $(VENV)/.run
 bench-language: $(VENV)/.run
 	$(BIN)/python benchmarks/language.py $(if $(FILE),--results $(FILE))
 
+# Whole simulated clusters under random faults, 10,000 seeded schedules; ARGS="--family F --seed S".
+schedules: $(VENV)/.dev
+	$(BIN)/python tests/monitor/schedules.py $(ARGS)
+
 # Production traces played by the simulator; says so where ../shared/data is not there.
 replay: $(VENV)/.bench
 	$(BIN)/python benchmarks/trace_replay.py
@@ -140,7 +144,7 @@ $(VENV)/.bench: requirements-bench.txt $(VENV)/.run
 bench-emulated: $(VENV)/.run
 	$(BIN)/python benchmarks/emulated.py
 
-.PHONY: chaos sweep sequences bench-resilience
+.PHONY: chaos schedules sweep sequences bench-resilience
 
 # A job under a mix of faults, with a score. ARGS="--minutes 60" is the long one.
 chaos: $(VENV)/.run

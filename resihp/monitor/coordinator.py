@@ -110,6 +110,8 @@ class Coordinator:
         core = self._core
         core.now_s = now_s
         self._liveness.heard(rank)
+        if isinstance(message, Hello):
+            self._repeating.reached((rank,))
         if core.phase is not Phase.STOPPING:
             if rank in core.alive:
                 self._dispatch(rank, message)
@@ -270,6 +272,7 @@ class Coordinator:
                 self._rejoining.waits(rank)
             case Beat():
                 self._rejoining.beat(rank)
+                self._membership.expel(rank, message)
             case Ready():
                 self._rejoining.ready(rank, message)
                 if rank in self._core.returned:

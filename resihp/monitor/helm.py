@@ -43,6 +43,10 @@ class Helm:
         self.leadership = leadership
         self._ranks_of = ranks_of
         self._known_records = known_records
+        self._gone: set[int] = set()
+        """Ranks that monitors called gone before we led: that, they say only once."""
+        self.was_over = False
+        """The end was decided by a coordinator before; monitors believe that of anyone."""
 
     # --- connections to monitors
 
@@ -76,6 +80,7 @@ class Helm:
     def from_rank(self, rank: int, message: Message, now_s: float) -> list[Order]:
         """A message of a rank."""
         if not self.leadership.leads:
+            self._gone.discard(rank)
             return []
         return self._perform(self.coordinator.receive(rank, message, now_s), now_s)
 
@@ -84,10 +89,16 @@ class Helm:
     ) -> list[Order]:
         """The supervisor of a rank is gone."""
         if not self.leadership.leads:
+            self._gone.add(rank)
             return []
         return self._perform(self.coordinator.disconnected(rank, now_s, evidence), now_s)
 
     # --- the rest
+
+    def over(self, reason: str, exit_code: int, now_s: float) -> list[Order]:
+        """A monitor says that the job has ended: so it has, whoever leads, and all are told."""
+        self.was_over = True
+        return self.stop(reason, exit_code, now_s)
 
     def stop(self, reason: str, exit_code: int, now_s: float) -> list[Order]:
         """End the job, also where nobody could be asked about it."""
@@ -115,6 +126,10 @@ class Helm:
                 orders.append(action)
         return orders
 
+    def _tell_gone(self, now_s: float) -> list[Order]:
+        gone, self._gone = sorted(self._gone), set()
+        return [order for rank in gone for order in self.rank_gone(rank, now_s)]
+
     def _carry(self, outcomes: Sequence[Outcome], now_s: float) -> list[Order]:
         orders: list[Order] = []
         for outcome in outcomes:
@@ -124,10 +139,12 @@ class Helm:
                 case Won(None):
                     ranks = range(self.coordinator.world)
                     orders += [Send(rank, Resend(from_step=0)) for rank in ranks]
+                    orders += self._tell_gone(now_s)
                 case Won(newest):
                     assert newest is not None
                     records = self._known_records()
                     orders += self._perform(self.coordinator.resume(newest, records, now_s), now_s)
+                    orders += self._tell_gone(now_s)
                 case Decided(entry):
                     orders += self._perform(
                         self.coordinator.decided(entry.generation, now_s), now_s

@@ -78,6 +78,9 @@ class Lead(_QuorumMessage, frozen=True, kw_only=True):
     term: Term
     candidate: Candidate
     """Tells coordinators apart that ask for the same term; random."""
+    is_probe: bool = False
+    """Only asks whether it would be promised, which changes nothing. Who cannot win finds out so,
+    and does not keep a node from following who does."""
 
 
 class Propose(_QuorumMessage, frozen=True, kw_only=True):
@@ -103,6 +106,8 @@ class Promise(_QuorumMessage, frozen=True, kw_only=True):
     term: Term
     entry: Entry | None
     """The newest that this node accepted."""
+    is_probe: bool = False
+    """Nothing was promised: it would be."""
 
 
 class Superseded(_QuorumMessage, frozen=True, kw_only=True):

@@ -21,7 +21,11 @@ TIMING = Timing.from_detect_within(1.0)
 
 
 def asking(num_nodes: int = 3) -> Leadership:
-    return Leadership(range(num_nodes), "a", 4, TIMING, 0.0)
+    """On node 0; a quorum is willing."""
+    lead = Leadership(range(num_nodes), 0, "a", 4, TIMING, 0.0)
+    for node in range(num_nodes):
+        lead.receive(node, Promise(term=4, entry=None, is_probe=True), 0.0)
+    return lead
 
 
 def leading(num_nodes: int = 3) -> Leadership:
@@ -44,6 +48,12 @@ def messages(outcomes: list[Outcome], kind: type) -> list[int]:
         for each in outcomes
         if isinstance(each, ToNode) and isinstance(each.message, kind)
     ]
+
+
+def probes(outcomes: list[Outcome]) -> list[bool]:
+    """Of each question for the lead, whether it is one without consequences."""
+    sent = [each.message for each in outcomes if isinstance(each, ToNode)]
+    return [message.is_probe for message in sent if isinstance(message, Lead)]
 
 
 # --- the coordinator
@@ -81,6 +91,23 @@ def test_a_coordinator_that_is_overtaken_asks_with_a_newer_term():
     assert not lead.tick(TIMING.lease_s / 2)
     assert messages(lead.tick(2 * TIMING.lease_s), Lead) == [0]
     assert lead.term == 10
+
+
+def test_a_coordinator_that_cannot_win_binds_nobody():
+    """It first asks who would follow; only when a quorum would does it ask for promises."""
+    lead = Leadership(range(3), 2, "a", 4, TIMING, 0.0)
+    assert probes([each for node in range(3) for each in lead.connected(node, 0.0)]) == [True] * 3
+    willing = Promise(term=4, entry=None, is_probe=True)
+    assert not lead.receive(2, willing, 0.0)
+    assert not lead.receive(0, Superseded(promised=3, is_led=True), 0.0)
+    assert probes(lead.receive(1, willing, 0.0)) == [False] * 3
+
+
+def test_a_coordinator_whose_own_node_is_led_ends():
+    """It was started for a leader that is well again."""
+    lead = Leadership(range(3), 2, "a", 4, TIMING, 0.0)
+    (deposed,) = lead.receive(2, Superseded(promised=3, is_led=True), 0.0)
+    assert isinstance(deposed, Deposed)
 
 
 def test_an_entry_goes_to_all_who_follow_and_again_to_who_comes_back():

@@ -79,6 +79,17 @@ def test_one_term_is_promised_to_one_coordinator():
     assert isinstance(other.reply, Superseded)
 
 
+def test_a_probe_changes_nothing():
+    """And is answered as the real question would be."""
+    kept = promised_to(5)
+    for term in (4, 5, 6):
+        probe = Lead(term=term, candidate="b", is_probe=True)
+        answer = answer_lead(kept, probe, is_led=False)
+        real = answer_lead(kept, Lead(term=term, candidate="b"), is_led=False)
+        assert answer.kept == kept
+        assert type(answer.reply) is type(real.reply)
+
+
 def test_nobody_takes_the_lead_from_a_coordinator_that_is_heard():
     """A node that is cut off on one side only would disturb all others with ever newer terms."""
     kept = promised_to(5)

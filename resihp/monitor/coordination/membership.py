@@ -10,7 +10,7 @@ from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.reviving import Reviving
 from resihp.monitor.last_words import how_it_ended, users_mistake
-from resihp.wire.messages import Close, ExecutorExited, Fence
+from resihp.wire.messages import Beat, Close, ExecutorExited, Fence
 
 __all__ = ["Membership"]
 
@@ -134,6 +134,13 @@ class Membership:
     def progressed(self) -> None:
         """A step was committed: what went wrong before does not count any more."""
         self._reopenings = 0
+
+    def expel(self, rank: int, message: Beat) -> None:
+        """A rank that was taken for lost, with its node perhaps, works on: it has no place."""
+        is_back = rank in self._core.returned
+        if message.runs or (message.generation and not is_back):
+            self._core.returned.discard(rank)
+            self.fence(rank, "its generation is over")
 
     def fence(self, rank: int, reason: str) -> None:
         """Have the executor of `rank` killed; it is lost once its supervisor reports it dead."""

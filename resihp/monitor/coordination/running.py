@@ -27,6 +27,8 @@ class Running:
         self._progress = progress
         self._observed = ObservedSizes()
         self._programs: tuple[int, Programs] = -1, Programs(-1, {}, {})
+        self._early: dict[int, tuple[StepRecord, int]] = {}
+        """Reports of steps, with their generation, that came before those of earlier steps."""
         self.num_plans = 0
         """Generations that ran."""
 
@@ -46,10 +48,25 @@ class Running:
 
     def committed(self, record: StepRecord, generation: int) -> None:
         """A step that some rank committed counts, also if its generation is closed."""
+        if record.step > len(self._core.records):
+            # What was said of the steps between is on its way again, since a connection broke.
+            self._early[record.step] = record, generation
+            self._progress.moved(self._core.now_s)
+            return
+        self._count(record, generation)
+        while len(self._core.records) in self._early:
+            self._count(*self._early.pop(len(self._core.records)))
+
+    def catch_up(self) -> None:
+        """Count all steps that were reported, also where those before them never were."""
+        for step in sorted(self._early):
+            self._count(*self._early[step])
+        self._early.clear()
+
+    def _count(self, record: StepRecord, generation: int) -> None:
         core = self._core
         if not core.is_history(record.step, generation):
             return  # told late: it is done again
-        assert record.step <= len(core.records) or core.has_resumed, "a step was skipped"
         if not core.keep_record(record):
             return
         self._membership.progressed()
@@ -73,6 +90,7 @@ class Running:
     def taken_back(self, version: int) -> None:
         """All go on from `version`, which is before the newest committed step."""
         core = self._core
+        self._early.clear()
         first, last = version, len(core.records) - 1
         if first > last:
             return
@@ -113,4 +131,5 @@ class Running:
         core.round.finished.add(rank)
         assert core.plan is not None
         if core.round.finished >= set(core.plan.plan.active_ranks):
+            self.catch_up()
             core.stop("finished", 0)

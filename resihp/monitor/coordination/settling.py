@@ -95,6 +95,7 @@ class Settling:
         if core.goes_back:
             self._open(core.start, {})
             return
+        self._running.catch_up()
         settlement = self._chosen()
         if settlement is None:
             return
@@ -102,6 +103,7 @@ class Settling:
         self._running.taken_back(settlement.version)
         if settlement.record is not None:
             self._running.committed(settlement.record, core.base)
+            self._running.catch_up()
         commit = Commit(
             version=settlement.version, updates=settlement.updates, record=settlement.record
         )

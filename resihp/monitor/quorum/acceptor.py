@@ -43,8 +43,11 @@ def answer_lead(kept: Kept, message: Lead, *, is_led: bool) -> Answer:
     if not is_same:
         if message.term <= kept.promised or is_led:
             return Answer(kept, Superseded(promised=kept.promised, is_led=is_led))
+        if message.is_probe:
+            return Answer(kept, Promise(term=message.term, entry=kept.entry, is_probe=True))
         kept = msgspec.structs.replace(kept, promised=message.term, candidate=message.candidate)
-    return Answer(kept, Promise(term=message.term, entry=kept.entry))
+    reply = Promise(term=message.term, entry=kept.entry, is_probe=message.is_probe)
+    return Answer(kept, reply)
 
 
 def answer_propose(kept: Kept, message: Propose) -> Answer:

@@ -23,8 +23,10 @@ class Standing(enum.Enum):
 class Campaign:
     """For one term, among all nodes of the job."""
 
-    def __init__(self, term: int, nodes: Collection[int]) -> None:
+    def __init__(self, term: int, nodes: Collection[int], *, is_probe: bool = False) -> None:
+        """`is_probe`: the same without consequences, to see whether it can be won."""
         self.term = term
+        self.is_probe = is_probe
         self._nodes = frozenset(nodes)
         self._promises: dict[int, Promise] = {}
         self._highest = 0
@@ -49,7 +51,7 @@ class Campaign:
         """What the monitor of `node` says."""
         if isinstance(message, Superseded):
             self._highest = max(self._highest, message.promised)
-        elif message.term == self.term:
+        elif (message.term, message.is_probe) == (self.term, self.is_probe):
             self._promises[node] = message
 
     @property

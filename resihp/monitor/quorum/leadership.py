@@ -1,11 +1,12 @@
 """A coordinator among the monitors of all nodes: asks for the lead, has generations decided, and
 sees which nodes are there. Pure: what happens to its connections goes in, what to do comes out.
 
-    asking --quorum promises--> settling what it found --quorum accepts--> leading
-      ^  |                                                                   |
-      +--+ overtaken: a newer term                                overtaken, or no quorum is heard
-                                                                             |
-                                                                             v  deposed
+    probing --quorum would--> asking --promises--> settling what it found --accepts--> leading
+      ^  |                      |                                                        |
+      +--+----------------------+ overtaken, or no quorum: a newer term       overtaken, or no
+                                                                              quorum is heard
+                                                                                         |
+                                                                                 deposed v
 """
 
 from __future__ import annotations
@@ -69,13 +70,20 @@ class Leadership:
     """Of one coordinator process."""
 
     def __init__(
-        self, nodes: Collection[int], candidate: str, first_term: int, timing: Timing, now_s: float
+        self,
+        nodes: Collection[int],
+        home: int,
+        candidate: str,
+        first_term: int,
+        timing: Timing,
+        now_s: float,
     ) -> None:
-        """`candidate` names this process; `first_term` is above what its own node promised."""
+        """`candidate` names this process on node `home`, which promised less than `first_term`."""
         self._nodes = frozenset(nodes)
+        self._home = home
         self._candidate = candidate
         self._timing = timing
-        self._campaign = Campaign(first_term, nodes)
+        self._campaign = Campaign(first_term, nodes, is_probe=True)
         self._asked_s = now_s
         self._leader: Leader | None = None
         self._connected: set[int] = set()
@@ -122,13 +130,13 @@ class Leadership:
         self, node: int, message: Promise | Superseded | Accepted, now_s: float
     ) -> list[Outcome]:
         """An answer of a monitor."""
-        self._heard_s[node] = now_s
         match message:
             case Promise() if message.term == self.term:
-                self._promised(node, message)
+                self._promised(node, message, now_s)
             case Superseded():
                 self._superseded(node, message)
             case Accepted() if self._leader is not None:
+                self._heard_s[node] = now_s
                 if self._leader.accepted(node, message):
                     self._decided(now_s)
             case _:
@@ -164,20 +172,31 @@ class Leadership:
     # --- asking
 
     def _ask(self, node: int) -> None:
-        self._out.append(ToNode(node, Lead(term=self.term, candidate=self._candidate)))
+        is_probe = self._campaign.is_probe
+        lead = Lead(term=self.term, candidate=self._candidate, is_probe=is_probe)
+        self._out.append(ToNode(node, lead))
 
-    def _tick_campaign(self, now_s: float) -> None:
-        if self._campaign.standing is not Standing.BEATEN:
-            return
-        if now_s - self._asked_s < self._timing.lease_s:
-            return
-        self._campaign = Campaign(self._campaign.next_term, self._nodes)
+    def _ask_all(self, campaign: Campaign, now_s: float) -> None:
+        self._campaign = campaign
         self._asked_s = now_s
         self._following.clear()
         for node in sorted(self._connected):
             self._ask(node)
 
-    def _promised(self, node: int, message: Promise) -> None:
+    def _tick_campaign(self, now_s: float) -> None:
+        """Try again where it was not won in a while; nodes at different times."""
+        if now_s - self._asked_s >= self._timing.lease_s * (1 + self._home / len(self._nodes)):
+            is_new = self._campaign.is_probe and self._campaign.standing is not Standing.BEATEN
+            term = self.term if is_new else self._campaign.next_term
+            self._ask_all(Campaign(term, self._nodes, is_probe=True), now_s)
+
+    def _promised(self, node: int, message: Promise, now_s: float) -> None:
+        if message.is_probe:
+            self._campaign.answer(node, message)
+            if self._campaign.is_probe and self._campaign.standing is Standing.WON:
+                self._ask_all(Campaign(self.term, self._nodes), now_s)
+            return
+        self._heard_s[node] = now_s
         self._following.add(node)
         self._lost.discard(node)
         if self._leader is not None:
@@ -202,8 +221,10 @@ class Leadership:
     def _superseded(self, node: int, message: Superseded) -> None:
         if self._leader is None:
             self._campaign.answer(node, message)
-        elif message.promised > self.term:
-            self._depose(f"node {node} follows a newer coordinator, of term {message.promised}")
+            if node == self._home and message.is_led:
+                self._depose("another coordinator leads")
+        elif message.promised >= self.term:
+            self._depose(f"node {node} follows another coordinator, of term {message.promised}")
 
     # --- leading
 

@@ -1,0 +1,232 @@
+"""Faults of the simulated cluster, and schedules of them that are functions of a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sim_cluster import Cluster
+from sim_nodes import CoordinatorProcess
+from sim_time import Process
+
+from resihp.monitor.coordinator import Phase
+
+SHAPES = [
+    (1, (2, 1, 2)),
+    (2, (2, 1, 2)),
+    (3, (1, 1, 3)),
+    (4, (2, 1, 2)),
+    (2, (2, 2, 2)),
+    (4, (2, 2, 2)),
+]
+"""Nodes, and degrees TP, PP, DP."""
+LIMIT_S = 3000.0
+LEGAL_REASONS = (
+    "finished",
+    "no plan can carry",
+    "no rank is left",
+    "no quorum of nodes",
+    "before the start",
+    "did not get ready",
+    "no instruction finished",
+    "times in a row",
+    "neither settled nor died",
+)
+
+
+class Faults:
+    """What can be done to a cluster; each at something random that is still there."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.random = cluster.random
+
+    def strike(self, kinds: str) -> None:
+        """One fault of one of `kinds`."""
+        faults: dict[str, Callable[[], None]] = {
+            "c": self.kill_coordinator,
+            "C": self.stop_coordinator,
+            "m": self.kill_monitor,
+            "M": self.stop_monitor,
+            "w": self.snap_wires,
+            "k": self.kill_executor,
+            "u": self.kill_supervisor,
+            "U": self.stop_supervisor,
+            "h": self.hang_executor,
+            "n": self.lose_node,
+            "N": self.pause_node,
+            "p": self.partition,
+            "o": self.deafen,
+        }
+        faults[self.random.choice(kinds)]()
+
+    def _one(self, things: list) -> list:
+        return [self.random.choice(things)] if things else []
+
+    def _for_a_while(self, process: Process, longest_s: float) -> None:
+        process.stop()
+        seconds = self.random.choice([0.1, 0.5, 1.0]) * longest_s
+        self.cluster.time.after(seconds, process.go_on)
+
+    def kill_coordinator(self) -> None:
+        for process in self._one(self.cluster.coordinators):
+            process.die()
+
+    def stop_coordinator(self) -> None:
+        """It is killed when it does not go on soon, or goes on and finds another one leading."""
+        for process in self._one(self.cluster.coordinators):
+            self._for_a_while(process, 3.0)
+
+    def _monitors(self) -> list:
+        nodes = [node for node in self.cluster.nodes if not node.is_over]
+        return [node.monitor for node in nodes if node.monitor and not node.monitor.dead]
+
+    def kill_monitor(self) -> None:
+        for monitor in self._one(self._monitors()):
+            monitor.die()
+
+    def stop_monitor(self) -> None:
+        for monitor in self._one(self._monitors()):
+            self._for_a_while(monitor, 3.0)
+
+    def snap_wires(self) -> None:
+        """Connections to one coordinator break, with what was under way."""
+        for process in self._one(self.cluster.coordinators):
+            for wire in list(process.wires.values()):
+                if self.random.random() < 0.5:
+                    wire.snap()
+
+    def _live(self) -> list:
+        return [each for each in self.cluster.supervisors if not each.executor.dead]
+
+    def kill_executor(self) -> None:
+        for supervisor in self._one(self._live()):
+            supervisor.kill_executor()
+
+    def kill_supervisor(self) -> None:
+        for supervisor in self._one(self._live()):
+            supervisor.die()
+
+    def stop_supervisor(self) -> None:
+        """The process alone: its executor works on, unseen."""
+        for supervisor in self._one(self._live()):
+            self._for_a_while(supervisor, 12.0)
+
+    def hang_executor(self) -> None:
+        """It does nothing any more, also not when it is told to leave."""
+        for supervisor in self._one(self._live()):
+            supervisor.executor.stop()
+
+    def lose_node(self) -> None:
+        """Power off; its peers are told by nobody but a refused connection."""
+        for node in self._one([node for node in self.cluster.nodes if not node.is_over]):
+            self.cluster.rarity("node lost")
+            node.lose()
+
+    def pause_node(self) -> None:
+        """A whole machine is stopped for a while, and goes on as if nothing had been."""
+        for node in self._one([node for node in self.cluster.nodes if not node.is_over]):
+            self.cluster.rarity("node paused")
+            self._for_a_while(node, 40.0)
+
+    def partition(self) -> None:
+        """Two sides that hear nothing of each other, for a while."""
+        nodes = range(len(self.cluster.nodes))
+        side = {node for node in nodes if self.random.random() < 0.5}
+        if 0 < len(side) < len(nodes):
+            self.cluster.rarity("partition")
+            for a in side:
+                for b in set(nodes) - side:
+                    self.cluster.net.cut(a, b)
+                    self.cluster.net.cut(b, a)
+        self._mend()
+
+    def deafen(self) -> None:
+        """One direction between two nodes, or all that one node sends, is lost for a while."""
+        nodes = range(len(self.cluster.nodes))
+        source = self.random.choice(nodes)
+        targets = [self.random.choice(nodes)] if self.random.random() < 0.5 else nodes
+        self.cluster.rarity("one-way partition")
+        for target in targets:
+            self.cluster.net.cut(source, target)
+        self._mend()
+
+    def _mend(self) -> None:
+        self.cluster.time.after(
+            self.random.choice([1.0, 4.0, 15.0, 60.0, 300.0]), self.cluster.net.mend_all
+        )
+
+
+def cluster_of(seed: int, *, most_nodes: int = 4) -> Cluster:
+    shapes = [shape for shape in SHAPES if shape[0] <= most_nodes]
+    num_nodes, degrees = shapes[seed % len(shapes)]
+    return Cluster(seed, num_nodes=num_nodes, degrees=degrees)
+
+
+def plague(cluster: Cluster, kinds: str, *, most: int, at_start: bool = False) -> None:
+    """Faults in random phases, when a vote is complete, and at any time."""
+    faults, chance = Faults(cluster), cluster.random
+    left = chance.randint(1, most)
+
+    def soon(longest_s: float) -> None:
+        nonlocal left
+        left -= 1
+        cluster.time.after(chance.uniform(0, longest_s), lambda: faults.strike(kinds))
+
+    def on_phase(_: CoordinatorProcess, phase: Phase) -> None:
+        if phase is Phase.STARTING and not at_start:
+            return
+        while left > 0 and chance.random() < 0.3:
+            soon(0.2)
+
+    def on_vote() -> None:
+        if left > 0 and chance.random() < 0.1:
+            soon(0.06)
+
+    cluster.on_phase, cluster.on_vote = on_phase, on_vote
+
+
+class Family(NamedTuple):
+    """Schedules of one kind."""
+
+    kinds: str
+    most: int
+    """Faults of one schedule."""
+    ends: tuple[str, ...] = ()
+    """How they must end; empty: in any legal way."""
+    at_start: bool = False
+
+
+FAMILIES = {
+    "coordinators": Family("cC", 5, ends=("finished",)),
+    "monitors": Family("mMw", 5, ends=("finished",)),
+    "control": Family("cCmMw", 6, ends=("finished",)),
+    "ranks": Family("kuUh", 4),
+    "mixed": Family("kuUhcCmMw", 6),
+    "nodes": Family("nNpo", 3),
+    "partitions": Family("po", 4),
+    "everything": Family("kuUhcCmMwnNpo", 7),
+    "start": Family("kucmnpo", 2, at_start=True),
+}
+"""By name. Control plane alone: training is never lost, whoever dies."""
+
+
+def run_schedule(family: str, seed: int) -> tuple[str, frozenset[str]]:
+    """How it ended, in a word, and the rare cases in it. AssertionError where anything is wrong."""
+    kind = FAMILIES[family]
+    cluster = cluster_of(seed)
+    plague(cluster, kind.kinds, most=kind.most, at_start=kind.at_start)
+    ends = cluster.run(LIMIT_S)
+    word = _outcome(ends)
+    assert not kind.ends or word in kind.ends, f"ended with {word!r}"
+    return word, frozenset(cluster.rarities)
+
+
+def _outcome(ends: list[tuple[int, str]]) -> str:
+    for _, reason in ends:
+        assert any(legal in reason for legal in LEGAL_REASONS), reason
+    if not ends:
+        return "all nodes lost"
+    # A node that was cut off ends alone; what the others say is the end of the job.
+    reasons = [reason for code, reason in ends if code != 1] or [reason for _, reason in ends]
+    return next(legal for legal in LEGAL_REASONS if legal in reasons[0])

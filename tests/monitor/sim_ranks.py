@@ -1,0 +1,397 @@
+"""Executors and supervisors of the simulated cluster.
+
+An iteration is a vote: every member tells all others that its gradients are complete, and a
+member that heard that of all applies the step, each at its own time. Each executor keeps the
+history of (step, generation that ran it) of what it applied. That is its state: two members with
+different histories would train different models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from coordinator_cases import ready, record_of
+from sim_time import Process, Work
+from sim_wires import Wire
+
+from resihp.monitor.replay import Replay
+from resihp.wire.messages import (
+    Beat,
+    Close,
+    Deploy,
+    ExecutorExited,
+    ExecutorStarted,
+    Fence,
+    Finished,
+    Go,
+    Hello,
+    Joined,
+    Message,
+    Resend,
+    Respawn,
+    Settled,
+    StepDone,
+    StepRecord,
+    Stop,
+    StoreAt,
+    StoreOpened,
+    Trouble,
+)
+
+if TYPE_CHECKING:
+    from sim_cluster import Cluster
+
+History = tuple[tuple[int, int], ...]
+RETRY_S = 0.1
+
+
+def loss_of(history: History) -> float:
+    """A record's loss stands for the whole history, so that a mixed one shows."""
+    return float(hash(history) % 1_000_003)
+
+
+def record_for(history: History, step: int, generation: int) -> StepRecord:
+    """Of the vote in which `generation` ran `step` on top of `history`; all members agree on it."""
+    after = (*history, (step, generation))
+    record = record_of(step, loss_of(after), skipped=hash((after, 0)) % 5 == 0)
+    return StepRecord(**{**asdict(record), "num_tokens": generation})
+
+
+def asdict(record: StepRecord) -> dict:
+    return {name: getattr(record, name) for name in record.__struct_fields__}
+
+
+class Executor(Process):
+    """One rank's executor, with the transaction of the real one."""
+
+    def __init__(self, cluster: Cluster, supervisor: Supervisor) -> None:
+        super().__init__(cluster.time, supervisor.host)
+        self.cluster = cluster
+        self.supervisor = supervisor
+        self.rank = supervisor.rank
+        self.epoch = 0
+        """Counts generations entered and left: what was begun before is void."""
+        self.told = 0
+        """The newest generation that it was told of."""
+        self.deploy: Deploy | None = None
+        self.has_store = self.is_going = self.is_broken = False
+        self.layout = 0
+        self.pending: tuple[int, bool] | None = None
+        self.holds = False
+        """Whether it is a member of the generation whose layout it has."""
+        self.version = self.voted = self.updates = 0
+        self.history: History = ()
+        self.reduced: int | None = None
+        self.record: StepRecord | None = None
+        self.heard: dict[int, set[int]] = {}
+        """Per step, whose gradients are complete."""
+        self.settling = False
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Members of the generation that it is in."""
+        assert self.deploy is not None
+        return self.cluster.plan_of(self.deploy.plan).active_ranks
+
+    def beat(self) -> Beat:
+        runs = self.is_going and not self.is_broken
+        return Beat(step=self.version, instruction=0, generation=self.told, runs=runs)
+
+    def in_epoch(self, work: Work, scale: float = 1.0) -> None:
+        """Do something after a while, unless the generation is over by then."""
+        epoch = self.epoch
+        self.soon(lambda: self.epoch == epoch and work(), scale)
+
+    def say(self, message: Message) -> None:
+        self.supervisor.do(lambda: self.supervisor.from_executor(self, message))
+
+    def tell(self, rank: int, work: Callable[[Executor], None]) -> None:
+        """Another executor of our generation does something when our message arrives."""
+        number = self.deploy.generation if self.deploy is not None else None
+
+        def arrives(other: Executor) -> None:
+            if other.deploy is not None and other.deploy.generation == number:
+                work(other)
+
+        self.cluster.between_executors(self, rank, arrives)
+
+    # --- what it is told
+
+    def hear(self, message: Message) -> None:
+        match message:
+            case Close():
+                self.leave()
+                self.told = message.generation
+                self.in_epoch(lambda: self.settle(message.generation))
+            case Deploy() if message.generation >= self.told and not self.is_in(message.generation):
+                assert self.deploy is None, "deployed into a running generation"
+                self.cluster.acts(self, message)
+                self.open(message)
+            case StoreAt() if self.is_in(message.generation) and not self.has_store:
+                self.has_store = True
+                self.in_epoch(self.reach)
+            case Go() if self.is_in(message.generation) and not self.is_going:
+                self.in_epoch(self.go, 0.1)
+            case _:
+                pass
+
+    def is_in(self, generation: int) -> bool:
+        return self.deploy is not None and self.deploy.generation == generation
+
+    def leave(self) -> None:
+        self.epoch += 1
+        self.deploy = None
+        self.has_store = self.is_going = self.is_broken = False
+        self.heard.clear()
+
+    def settle(self, generation: int) -> None:
+        layouts = (self.layout,) if self.pending is None else (self.layout, self.pending[0])
+        self.say(
+            Settled(
+                generation=generation,
+                version=self.version,
+                voted=self.voted,
+                updates=self.updates,
+                record=self.record,
+                layouts=layouts,
+                noticed_s=self.time.now_s,
+            )
+        )
+
+    def open(self, deploy: Deploy) -> None:
+        self.epoch += 1
+        self.deploy, self.told = deploy, deploy.generation
+        self.adopt(deploy)
+        if deploy.store_rank == self.rank:
+            opened = StoreOpened(generation=deploy.generation, address=self.cluster.address)
+            self.in_epoch(lambda: self.say(opened))
+        if self.rank not in self.active:
+            self.in_epoch(lambda: self.join((), moved=False))
+
+    def adopt(self, deploy: Deploy) -> None:
+        """As `TrainState.adopt`, with the same demands."""
+        commit = deploy.commit
+        if self.pending is not None and self.pending[0] == deploy.base:
+            self.layout, self.holds = self.pending
+            self.reduced = None
+        self.pending = None
+        assert self.layout == deploy.base or not self.holds, "asked for a layout that is gone"
+        if not self.holds:
+            self.version = self.voted = commit.version
+            self.updates, self.record = commit.updates, commit.record
+        elif self.version < commit.version:
+            assert self.version + 1 == commit.version, "asked to skip a step"
+            assert self.reduced == self.version, "asked to roll forward without gradients"
+            assert commit.record is not None
+            self.cluster.rarity("rolled forward")
+            self.vote(commit.record)
+            self.apply()
+        assert (self.version, self.voted) == (commit.version,) * 2, "asked to go back"
+        assert self.updates == commit.updates, "a wrong count of updates"
+
+    def reach(self) -> None:
+        """The store is known: ask a holder for the state, or keep ours."""
+        assert self.deploy is not None
+        if self.rank not in self.active:
+            return
+        base = self.deploy.base
+        if self.holds or base == 0:
+            self.in_epoch(lambda: self.join(self.history, moved=False), 2.0)
+            return
+        for rank in self.deploy.peers:
+            self.tell(rank, lambda other: other.give(self))
+
+    def give(self, asker: Executor) -> None:
+        """Our state, if we have one of the layout that everybody comes from."""
+        assert self.deploy is not None
+        if self.holds and self.layout == self.deploy.base:
+            history = self.history
+            self.tell(asker.rank, lambda other: other.take(history))
+
+    def take(self, history: History) -> None:
+        if self.pending is None:
+            self.join(history, moved=True)
+
+    def join(self, history: History, *, moved: bool) -> None:
+        assert self.deploy is not None
+        number = self.deploy.generation
+        member = self.rank in self.active
+        if moved:
+            self.history = history
+        self.pending = (number, member)
+        hashes = {"state": repr(history)} if member else {}
+        self.say(Joined(generation=number, hashes=hashes, moved_bytes=int(moved)))
+
+    def go(self) -> None:
+        if self.is_going:
+            return
+        assert self.pending is not None
+        self.layout, self.holds = self.pending
+        self.pending = None
+        self.reduced = None
+        self.is_going = True
+        if self.holds:
+            self.in_epoch(self.contribute)
+
+    # --- an iteration
+
+    def contribute(self) -> None:
+        assert self.deploy is not None
+        if self.version == self.cluster.num_steps:
+            self.say(Finished(generation=self.deploy.generation))
+            return
+        step = self.reduced = self.version
+        self.cluster.on_vote()
+        for rank in self.active:
+            if rank == self.rank:
+                self.hear_vote(step, rank)
+            else:
+                self.tell(rank, lambda other: other.hear_vote(step, self.rank))
+
+    def hear_vote(self, step: int, rank: int) -> None:
+        assert self.deploy is not None
+        votes = self.heard.setdefault(step, set())
+        votes.add(rank)
+        if votes == set(self.active) and self.version == step:
+            record = record_for(self.history, step, self.deploy.generation)
+            self.in_epoch(lambda: self.see_vote(record), 2.0)
+
+    def see_vote(self, record: StepRecord) -> None:
+        self.vote(record)
+        self.in_epoch(self.commit, 0.5)
+
+    def commit(self) -> None:
+        assert self.deploy is not None
+        assert self.record is not None
+        self.apply()
+        self.say(StepDone(generation=self.deploy.generation, record=self.record))
+        self.in_epoch(self.contribute, self.cluster.step_scale)
+
+    def vote(self, record: StepRecord) -> None:
+        assert record.step == self.version
+        self.voted = record.step + 1
+        self.record = record
+
+    def apply(self) -> None:
+        assert self.record is not None
+        self.history = (*self.history, (self.record.step, self.record.num_tokens))
+        assert loss_of(self.history) == self.record.loss, "a step on top of another history"
+        self.cluster.applied(self, self.record)
+        self.updates += not self.record.skipped
+        self.version += 1
+
+    def lost_peer(self, number: int) -> None:
+        """A connection to another executor of generation `number` broke."""
+        if self.is_in(number) and not self.is_broken:
+            self.is_broken = True
+            self.say(Trouble(generation=number, what="a peer is gone"))
+
+
+class Supervisor(Process):
+    """Owns an executor, and talks to the monitor of its node, whichever that is."""
+
+    def __init__(self, cluster: Cluster, node: int, rank: int) -> None:
+        super().__init__(cluster.time, cluster.nodes[node])
+        self.cluster = cluster
+        self.node = node
+        self.rank = rank
+        self.replay = Replay()
+        self.up: Wire | None = None
+        self.ended: int | None = None
+        """Exit code of the job, once it was told."""
+        self.num_starts = 0
+        self._down_s = 0.0
+        self.executor = Executor(cluster, self)
+        self.start()
+        self.every(cluster.timing.beat_s, self.beat)
+        self.connect()
+
+    def start(self) -> None:
+        self.num_starts += 1
+        executor = self.executor
+        self.say(ExecutorStarted(pid=self.num_starts))
+        executor.later(self.time.random.uniform(0.2, 2.0), lambda: executor.say(ready()))
+
+    def beat(self) -> None:
+        if not self.executor.dead and self.ended is None:
+            self.send(self.executor.beat())
+
+    def say(self, message: Message) -> None:
+        """Something that must be said again to whoever asks."""
+        self.replay.keep(message)
+        self.send(message)
+
+    def send(self, message: Message) -> None:
+        if self.up is not None:
+            self.up.send(self, message)
+
+    def from_executor(self, executor: Executor, message: Message) -> None:
+        if executor is self.executor:
+            self.say(message)
+
+    # --- the monitor
+
+    def connect(self) -> None:
+        if self.up is not None or self.ended is not None:
+            return
+        wire = self.cluster.nodes[self.node].accept(self)
+        if wire is None:
+            self.later(RETRY_S, self.connect)
+            return
+        self.up = wire
+        wire.send(self, Hello(pid=self.rank))
+
+    def hung_up(self, wire: Wire) -> None:
+        if wire is self.up:
+            self.up = None
+            self.cluster.rarity("supervisor reconnects")
+            self.connect()
+
+    def hear(self, wire: Wire, message: Message) -> None:
+        if wire is not self.up or self.ended is not None:
+            return
+        match message:
+            case Stop():
+                self.ended = message.exit_code
+                self.executor.dead = True
+            case Fence():
+                self.kill_executor()
+            case Respawn():
+                self.kill_executor()
+                self.executor = Executor(self.cluster, self)
+                self.start()
+            case Resend():
+                for again in self.replay.messages(message.from_step):
+                    self.send(again)
+            case _:
+                self.down(message)
+
+    def down(self, message: Message) -> None:
+        """To the executor, in order."""
+        executor = self.executor
+        self._down_s = max(self._down_s, self.time.now_s + self.time.delay(0.05))
+        self.time.at(self._down_s, lambda: executor.do(lambda: executor.hear(message)))
+
+    def kill_executor(self) -> None:
+        """SIGKILL; what it said before is on its way still."""
+        executor = self.executor
+        if not executor.dead:
+            executor.dead = True
+            self.cluster.executor_died(executor)
+            self.soon(lambda: self.executor_exited(executor), 0.2)
+
+    def executor_exited(self, executor: Executor) -> None:
+        if executor is self.executor and self.ended is None:
+            self.say(ExecutorExited(code=-9, last_words=""))
+
+    def die(self) -> None:
+        """With its executor, by the kernel."""
+        if self.dead:
+            return
+        self.dead = True
+        if not self.executor.dead:
+            self.executor.dead = True
+            self.cluster.executor_died(self.executor)
+        if self.up is not None:
+            self.up.hang_up(self)
