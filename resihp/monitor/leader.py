@@ -52,6 +52,7 @@ async def _lead(brief_fd: int, note_fd: int, term: int) -> int:
     coordinator = Coordinator(job, Planner(job), brief.secret, clock.now_s(), versions)
     leadership = Leadership(
         range(len(brief.addresses)),
+        brief.node,
         secrets.token_hex(8),
         term,
         Timing.from_detect_within(job.job.detect_within_s),

@@ -235,6 +235,10 @@ class CoordinatorServer:
                     self._links.send(node, self._end_message())
             case NodeBeat():
                 self._perform(self._helm.beat(node, message.number, message.beats, now_s))
+            case Ended():
+                self._perform(self._helm.over(message.reason, message.exit_code, now_s))
+            case RankGone():
+                self._lose(message.rank, message.evidence)
             case _ if self._helm.leadership.leads:
                 self._hear_node(node, message, now_s)
             case _:
@@ -244,8 +248,6 @@ class CoordinatorServer:
         match message:
             case FromRank():
                 self._hear_rank(message.rank, decode(message.payload), now_s)
-            case RankGone():
-                self._lose(message.rank, message.evidence)
             case FromOperator():
                 task = asyncio.create_task(self._answer(node, message))
                 self._answering.add(task)
@@ -289,7 +291,6 @@ class CoordinatorServer:
         match message:
             case Hello():
                 self._perform(self._helm.from_rank(rank, message, now_s))
-                self._perform(self._coordinator.reached([rank], now_s))
                 return
             case Resent():
                 self._here.add(rank)
@@ -454,4 +455,5 @@ class CoordinatorServer:
         self._check_left()
 
     def _end_message(self) -> Ended:
-        return Ended(exit_code=self.exit_code, reason=self.reason)
+        over = self._helm.was_over
+        return Ended(exit_code=self.exit_code, reason=self.reason, was_over=over)

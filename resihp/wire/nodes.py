@@ -122,10 +122,15 @@ class ToOperator(_NodeMessage, frozen=True, kw_only=True):
 
 
 class Ended(_NodeMessage, frozen=True, kw_only=True):
-    """The job is over: let all supervisors end, also those that come later."""
+    """The job is over: let all supervisors end, also those that come later.
+
+    A monitor that has ended says it, too, to a coordinator that asks for the lead.
+    """
 
     exit_code: int
     reason: str
+    was_over: bool = False
+    """A monitor said so: then it holds, whoever passes it on."""
 
 
 NodeMessage = (

@@ -33,7 +33,6 @@ def test_the_schedules_reach_the_rare_cases():
         "adopted",
         "coordinator deposed",
         "end learned from a monitor",
-        "leader replaced on a living connection",
         "monitor restarted",
         "node fenced itself",
         "node lost",

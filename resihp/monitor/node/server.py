@@ -190,14 +190,20 @@ class NodeServer:
                 match message:
                     case RunAt():
                         self._run_at(message.run_dir)
+                    case Lead() if self._note.exit_code is not None:
+                        code, reason = self._note.exit_code, self._note.reason
+                        channel.send(Ended(exit_code=code, reason=reason, was_over=True))
                     case Lead() | Propose():
                         reply = await self._answer(message)
                         channel.send(reply)
-                        if not isinstance(reply, Superseded):
+                        is_probe = isinstance(reply, Promise) and reply.is_probe
+                        if not is_probe and not isinstance(reply, Superseded):
                             term = reply.term
                             self._follow(channel, node)
                     case Leads():
                         self._election.watch.heard(message, self._election.promised)
+                    case Ended(was_over=True):
+                        self._end(message)
                     case _ if self._election.obeys(term):
                         self._obey(message)
                     case _:
