@@ -70,9 +70,15 @@ class GradientTree:
 
     def take(self, home: int) -> dict[str, Tensor]:
         """The sum over all micro-batches of replica `home`, which the tree gives up."""
+        grads = self.whole(home)
+        self._partials[home].clear()
+        return grads
+
+    def whole(self, home: int) -> dict[str, Tensor]:
+        """The same, which stays here."""
         partials = self._partials[home]
         assert set(partials) == {self._root}, f"replica {home}: only {sorted(partials)} are here"
-        return partials.pop(self._root)
+        return partials[self._root]
 
     def take_partials(self, home: int) -> dict[Node, dict[str, Tensor]]:
         """What is here of replica `home`'s tree, as few nodes as possible, given up in order."""

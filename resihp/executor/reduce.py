@@ -198,9 +198,10 @@ class OrderedReducer:
 
     def _sum_alone(self) -> dict[str, Tensor]:
         """Everything ran here, with whole chunks: no exchange and no copy."""
-        sums = [self._tree.take(home) for home in range(self._shape[0])]
-        if len(sums) == 1:
-            return sums[0]
+        if self._shape[0] == 1:  # no other replica could go on with what is here
+            return self._tree.take(0)
+        self._is_reduced = True
+        sums = [self._tree.whole(home) for home in range(self._shape[0])]
         for grads in sums:
             used_here(grads.values())
         return {name: tree_sum([grads[name] for grads in sums]) for name in sums[0]}

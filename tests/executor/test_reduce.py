@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -282,3 +283,87 @@ def test_every_micro_batch_is_in_one_hosted_node():
             first = node.number << node.level
             leaves += [(home, n) for n in range(first, min(first + (1 << node.level), 5))]
     assert sorted(leaves) == [(home, n) for home in range(3) for n in range(5)]
+
+
+@given(st.integers(0, 2**32), st.sampled_from([ordered, fast]))
+@settings(max_examples=30, deadline=None)
+def test_sums_of_an_interrupted_iteration_go_on_in_another_reducer(seed: int, make: Make):
+    """[T16] Ordered ones to the bit, whatever was done and whatever of it is dropped."""
+    rng = random.Random(seed)
+    degrees, num_replicas = rng.choice([d for d in DEGREES if len(d[0]) > 1])
+    plan = one_stage(degrees, num_replicas, rng.choice((1, 3, 4)))
+    runs = weights_run_by(plan, 0)
+    order = {replica: rng.sample(keys, len(keys)) for replica, keys in runs.items()}
+    num_done = {replica: rng.randint(0, len(keys)) for replica, keys in runs.items()}
+    unlucky = {key for keys in runs.values() for key in keys if rng.random() < 0.2}
+
+    def work(rank: int, groups: Mapping[str, Communicator]) -> dict[str, Tensor]:
+        program = expand(plan, rank)
+        replica = program.group.replica
+        first, second = make(ODD, plan, rank, groups), make(ODD, plan, rank, groups)
+        keys, done = order[replica], num_done[replica]
+        for key in keys[:done]:
+            first.add(key, partial_gradients(program, seed_of(*key)))
+        sets = first.held()
+        assert {key for each in sets for key in each.keys} == set(keys[:done])
+        kept = [each for each in sets if each.keys.isdisjoint(unlucky)]
+        first.discard()
+        before = [{name: tensor.clone() for name, tensor in each.sums.items()} for each in kept]
+        second.put(kept)
+        for key in keys:
+            if not any(key in each.keys for each in kept):
+                second.add(key, partial_gradients(program, seed_of(*key)))
+        reduced = {name: tensor.clone() for name, tensor in second.reduce().items()}
+        for each, was in zip(kept, before, strict=True):
+            assert_same_bits(dict(each.sums), was)
+        return reduced
+
+    results, expected = run_ranks(ODD, plan, work), reduced_by_all(plan, make)
+    assert results.keys() == expected.keys()
+    for rank, reduced in results.items():
+        if make is ordered:
+            assert_same_bits(reduced, expected[rank])
+        else:
+            torch.testing.assert_close(reduced, expected[rank], rtol=1e-4, atol=1e-3)
+
+
+def test_ordered_sums_are_held_until_the_iteration_after():
+    """[T16] A death in the vote finds them as they were before they were reduced."""
+    plan = one_stage({0: 1, 1: 2}, 2, 3)
+
+    def work(rank: int, groups: Mapping[str, Communicator]) -> None:
+        program = expand(plan, rank)
+        reducer = ordered(ODD, plan, rank, groups)
+        keys = weights_run_by(plan, 0)[program.group.replica]
+        for key in keys:
+            reducer.add(key, partial_gradients(program, seed_of(*key)))
+        before = [{n: t.clone() for n, t in each.sums.items()} for each in reducer.held()]
+        reducer.reduce()
+        after = reducer.held()
+        assert {key for each in after for key in each.keys} == set(keys)
+        for each, was in zip(after, before, strict=True):
+            assert_same_bits(dict(each.sums), was)
+        reducer.add(keys[0], partial_gradients(program, seed_of(*keys[0])))
+        assert [each.keys for each in reducer.held()] == [{keys[0]}]
+
+    run_ranks(ODD, plan, work)
+
+
+def test_a_sum_that_one_micro_batch_is_half_in_holds_nothing():
+    """W of the fast reducer adds in place: what it was stopped in spoils the whole sum."""
+    plan = one_stage({0: 1, 1: 1}, 2, 2)
+
+    def work(rank: int, groups: Mapping[str, Communicator]) -> None:
+        program = expand(plan, rank)
+        reducer = fast(ODD, plan, rank, groups)
+        first, second = weights_run_by(plan, 0)[program.group.replica]
+        reducer.add(first, partial_gradients(program, seed_of(*first)))
+        assert [each.keys for each in reducer.held()] == [{first}]
+        reducer.sums()
+        assert reducer.held() == []
+        reducer.added(second)
+        assert [each.keys for each in reducer.held()] == [{first, second}]
+        reducer.reduce()
+        assert reducer.held() == []
+
+    run_ranks(ODD, plan, work)
