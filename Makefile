@@ -161,3 +161,9 @@ sequences: $(VENV)/.run
 # The measured targets of surviving faults; ARGS="--parts kills --faults 100".
 bench-resilience: $(VENV)/.run
 	$(BIN)/python benchmarks/resilience.py $(ARGS)
+
+.PHONY: bench-checkpoint
+
+# What a saved version costs: the copy, the write beside it, the load. ARGS="--mebibytes 1024".
+bench-checkpoint: $(VENV)/.run
+	$(BIN)/python benchmarks/checkpoints.py $(ARGS)
