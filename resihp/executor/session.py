@@ -22,6 +22,7 @@ import msgspec
 
 from resihp.config import JobConfig
 from resihp.errors import CheckpointRefused, GenerationClosed
+from resihp.executor.audit import Audit
 from resihp.executor.before import Before
 from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Communicator, Device, Groups
@@ -162,7 +163,7 @@ class Session:
             state,
             num_steps=self._job.job.steps,
             generation=self._deploy.generation,
-            boundary=await self._boundary(plan),
+            boundary=await self._boundary(plan, groups),
             send=self._send,
             steady=steady and partial(self._after_redone, *steady, holding, groups),
         )
@@ -187,11 +188,21 @@ class Session:
         """For the plan that follows the iteration that was redone, with the same groups."""
         return await self._make_interpreter(plan, holding._replace(program=program), groups, None)
 
-    async def _boundary(self, plan: Plan) -> Boundary:
+    async def _boundary(self, plan: Plan, groups: dict[str, Communicator]) -> Boundary:
         """What is done between iterations."""
         agreement, at = self._state.agreement, self._deploy.save_at
+        audit = Audit(
+            self._model,
+            plan,
+            self._state,
+            self._device,
+            groups["world"],
+            self._send,
+            generation=self._deploy.generation,
+            every=self._job.state.audit_every,
+        )
         if at is None:
-            return Boundary(agreement)
+            return Boundary(agreement, [audit.cross])
         self._saver = saver = Saver(
             self._model,
             plan,
@@ -206,7 +217,7 @@ class Session:
             disk=InjectedDisk(self._injector.conditions),
         )
         await saver.prepare()
-        return Boundary(agreement, [saver.cross], [saver.finish])
+        return Boundary(agreement, [audit.cross, saver.cross], [saver.finish])
 
     async def _stand_by(self, plan: Plan) -> None:
         """Without a place in the plan: give away what others need, then wait."""

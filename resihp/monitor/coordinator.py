@@ -43,6 +43,7 @@ from resihp.monitor.planner import Planner
 from resihp.monitor.progress import Progress
 from resihp.wire.messages import (
     At,
+    Audited,
     Beat,
     ExecutorExited,
     ExecutorStarted,
@@ -260,6 +261,8 @@ class Coordinator:
                 self._running.committed(message.record, message.generation)
             case Observed():
                 self._running.observed(rank, message)
+            case Audited():
+                self._running.audited(message)
             case Finished():
                 self._running.finished(rank, message)
             case _:

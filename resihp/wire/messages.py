@@ -20,6 +20,7 @@ __all__ = [
     "AskStop",
     "AskWhere",
     "At",
+    "Audited",
     "Beat",
     "ClockAt",
     "Close",
@@ -293,6 +294,15 @@ class StepDone(_Message, frozen=True, kw_only=True):
 
     generation: int
     record: StepRecord
+
+
+class Audited(_Message, frozen=True, kw_only=True):
+    """All replicas were compared at `version`; every member found the same."""
+
+    generation: int
+    version: int
+    differing: tuple[str, ...]
+    """Tensors whose replicas are not equal, with their ranks; the first few."""
 
 
 class Observed(_Message, frozen=True, kw_only=True):
@@ -578,6 +588,7 @@ Message = (
     | SaveFailed
     | VersionRefused
     | StepDone
+    | Audited
     | Observed
     | At
     | Finished

@@ -10,7 +10,7 @@ from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.observed_sizes import ObservedSizes, Programs, Verdict
 from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.progress import Progress
-from resihp.wire.messages import Finished, Observed, Request, StepRecord
+from resihp.wire.messages import Audited, Finished, Observed, Request, StepRecord
 
 __all__ = ["Running"]
 
@@ -29,6 +29,8 @@ class Running:
         self._programs: tuple[int, Programs] = -1, Programs(-1, {}, {})
         self._early: dict[int, tuple[StepRecord, int]] = {}
         """Reports of steps, with their generation, that came before those of earlier steps."""
+        self._audited = -1
+        """The newest version whose replicas were compared."""
         self.num_plans = 0
         """Generations that ran."""
 
@@ -122,6 +124,17 @@ class Running:
                 )
             case Verdict.LATE:
                 pass  # of a generation that is long over
+
+    def audited(self, message: Audited) -> None:
+        """All replicas were compared; where they differ nobody knows which is right."""
+        core = self._core
+        if message.generation != core.generation or self._audited == message.version:
+            return  # every member says the same
+        self._audited = message.version
+        differing = list(message.differing)
+        core.log("audit", version=message.version, equal=not differing, differing=differing)
+        if differing:
+            core.stop(f"replicas differ at version {message.version}: {differing[0]}", 1)
 
     def finished(self, rank: int, message: Finished) -> None:
         """`rank` completed the last step of the job."""

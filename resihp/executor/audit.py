@@ -1,0 +1,187 @@
+"""All replicas of every tensor compared at one version, between two iterations (DESIGN §6).
+
+Each rank sums its shards of parameters and moments (`checksum`), all exchange their sums, and
+everybody finds the same differences. Sums of shards add up, so groups of different TP degrees are
+compared as well as equal ones. The sums travel with the version, the number of updates, that on
+which the optimizer's bias correction depends, and the bits of the next learning rate; random
+numbers are keyed by step, micro-batch and layer, so there is no state of theirs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from resihp.errors import CommError
+from resihp.executor.boundary import Ask
+from resihp.executor.checksum import shard_sum
+from resihp.executor.device.interface import Communicator, Device
+from resihp.executor.flat import upload
+from resihp.executor.layouts import num_copies, shard_units
+from resihp.executor.model import Model
+from resihp.executor.state import Holding, TrainState
+from resihp.ir.model import Group, Plan
+from resihp.ir.reshard import layers_of
+from resihp.wire.messages import Audited, Message
+
+__all__ = ["Audit", "differences", "row_of"]
+
+KINDS = ("parameter", "first moment", "second moment")
+_NUMBERS = ("version", "updates", "updates of the optimizer", "learning rate")
+_MASK = (1 << 64) - 1
+
+
+class _Sums(NamedTuple):
+    """Of one rank, by tensor and kind; 64 bits."""
+
+    rank: int
+    values: Sequence[int]
+
+
+def row_of(model: Model, state: TrainState, holding: Holding) -> Tensor:
+    """What a rank brings: its four numbers, then the sums of all tensors of the model, [kinds] of
+    each, zeros where it holds none; int64 on the device of its tensors."""
+    program = holding.program
+    device = next(iter(holding.parameters.values())).device
+    (rate,) = struct.unpack("<q", struct.pack("<d", state.learning_rate(state.version)))
+    numbers = [state.version, state.updates, holding.optimizer.num_steps, rate]
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    sums: list[Tensor] = []
+    for name in model.tensors(0, model.num_layers - 1):
+        layout = model.layout(name)
+        if name not in holding.parameters:
+            sums += [zero] * len(KINDS)
+            continue
+        start = 0
+        if layout.dim is not None:
+            first, _ = shard_units(layout.units, program.tp, program.tp_index)
+            start = first * (layout.shape[layout.dim] // layout.units)
+        sums += [shard_sum(kind[name], layout, start) for kind in holding.kinds()]
+    return torch.cat([upload(torch.tensor(numbers), device), torch.stack(sums)])
+
+
+def differences(model: Model, plan: Plan, rows: Mapping[int, Sequence[int]]) -> Iterator[str]:
+    """Every tensor whose replicas are not equal, with the ranks that differ; `rows` by rank."""
+    ranks = sorted(rows)
+    for place, what in enumerate(_NUMBERS):
+        yield from _unequal(what, {(rank,): rows[rank][place] for rank in ranks})
+    groups: dict[int, list[Group]] = {}
+    for group in plan.groups:
+        for layer in layers_of(group):
+            groups.setdefault(layer, []).append(group)
+    totals: dict[tuple[str, int], dict[tuple[int, ...], int]] = {}
+    at = len(_NUMBERS)
+    for name in model.tensors(0, model.num_layers - 1):
+        for kind, what in enumerate(KINDS):
+            sums = {rank: row[at] for rank, row in rows.items()}
+            found = list(_of_tensor(model, name, f"{what} {name}", groups, sums))
+            yield from found
+            totals[name, kind] = {
+                group.ranks: _total(model, name, group, sums)
+                for group in groups[model.layer_of(name)]
+            }
+            at += 1
+    for pair in model.tied:
+        for kind, what in enumerate(KINDS):
+            one, other = (totals[name, kind] for name in pair)
+            yield from _unequal(f"{what} {pair[0]} and its tied {pair[1]}", {**other, **one})
+
+
+def _of_tensor(
+    model: Model,
+    name: str,
+    what: str,
+    groups: Mapping[int, Sequence[Group]],
+    sums: Mapping[int, int],
+) -> Iterator[str]:
+    layout, holders = model.layout(name), groups[model.layer_of(name)]
+    if layout.dim is None:
+        yield from _unequal(what, {(r,): sums[r] for group in holders for r in group.ranks})
+        return
+    shards: dict[tuple[int, int, int], dict[tuple[int, ...], int]] = {}
+    for group in holders:
+        for index, rank in enumerate(group.ranks):
+            # Members with the same units hold the same, in this group and in those of its degree.
+            place = (group.tp, *shard_units(layout.units, group.tp, index))
+            shards.setdefault(place, {})[rank,] = sums[rank]
+    found = [line for place in sorted(shards) for line in _unequal(what, shards[place])]
+    if not found:  # else it has been said more exactly
+        found = list(
+            _unequal(what, {group.ranks: _total(model, name, group, sums) for group in holders})
+        )
+    yield from found
+
+
+def _total(model: Model, name: str, group: Group, sums: Mapping[int, int]) -> int:
+    """The whole tensor's sum in one group; of copies the first counts."""
+    layout = model.layout(name)
+    step = group.tp if layout.dim is None else num_copies(layout, group.tp)
+    return sum(sums[rank] for rank in group.ranks[::step]) & _MASK
+
+
+def _unequal(what: str, values: Mapping[tuple[int, ...], int]) -> Iterator[str]:
+    """A line where not all have the same value: who differs from what most have."""
+    by_value: dict[int, list[tuple[int, ...]]] = {}
+    for ranks, value in values.items():
+        by_value.setdefault(value, []).append(ranks)
+    if len(by_value) < 2:
+        return
+    sides = sorted(by_value.values(), key=lambda side: (-len(side), side))
+    yield f"{what}: " + " differs from ".join(_listed(side) for side in sides)
+
+
+def _listed(side: Sequence[tuple[int, ...]]) -> str:
+    ranks = sorted({rank for each in side for rank in each})
+    return f"that of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+class Audit:
+    """A duty of the boundary: every `every` steps (0: never) and where all agreed on it."""
+
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        state: TrainState,
+        device: Device,
+        world: Communicator,
+        send: Callable[[Message], None],
+        *,
+        generation: int,
+        every: int,
+    ) -> None:
+        self._model = model
+        self._plan = plan
+        self._state = state
+        self._device = device
+        self._world = world
+        self._send = send
+        self._generation = generation
+        self._every = every
+
+    async def cross(self, version: int, agreed: Ask) -> None:
+        """Compare, and tell the coordinator. CommError where replicas differ: it ends the job."""
+        is_due = self._every > 0 and version % self._every == 0
+        if not (is_due or Ask.AUDIT in agreed):
+            return
+        made = self._device.compute.submit(self._row)
+        rows = await self._device.comm.submit(
+            lambda: self._world.all_gather(made.wait()).cpu().tolist(), waits=[made]
+        ).wait_async()
+        table = {
+            rank: [value & _MASK for value in row]
+            for rank, row in zip(self._world.ranks, rows, strict=True)
+        }
+        found = tuple(differences(self._model, self._plan, table))
+        self._send(Audited(generation=self._generation, version=version, differing=found[:8]))
+        if found:
+            raise CommError(f"replicas differ at version {version}: {found[0]}")
+
+    def _row(self) -> Tensor:
+        holding = self._state.current
+        assert holding is not None
+        return row_of(self._model, self._state, holding)
