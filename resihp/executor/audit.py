@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from resihp.errors import CommError
@@ -33,13 +34,6 @@ __all__ = ["Audit", "differences", "row_of"]
 KINDS = ("parameter", "first moment", "second moment")
 _NUMBERS = ("version", "updates", "updates of the optimizer", "learning rate")
 _MASK = (1 << 64) - 1
-
-
-class _Sums(NamedTuple):
-    """Of one rank, by tensor and kind; 64 bits."""
-
-    rank: int
-    values: Sequence[int]
 
 
 def row_of(model: Model, state: TrainState, holding: Holding) -> Tensor:
@@ -169,11 +163,12 @@ class Audit:
         if not (is_due or Ask.AUDIT in agreed):
             return
         made = self._device.compute.submit(self._row)
-        rows = await self._device.comm.submit(
-            lambda: self._world.all_gather(made.wait()).cpu().tolist(), waits=[made]
-        ).wait_async()
+        exchanged = self._device.comm.submit(
+            lambda: self._world.all_gather(made.wait()).cpu().numpy(), waits=[made]
+        )
+        rows: NDArray[np.int64] = await exchanged.wait_async()
         table = {
-            rank: [value & _MASK for value in row]
+            rank: [int(value) & _MASK for value in row]
             for rank, row in zip(self._world.ranks, rows, strict=True)
         }
         found = tuple(differences(self._model, self._plan, table))
