@@ -111,7 +111,7 @@ def run_job(folder: Path, steps: int, *, restless: bool) -> tuple[Path, Watcher]
     command = (__file__, "--leader") if restless else ("-m", "resihp.monitor.leader")
 
     async def launch() -> int:
-        return await Launcher(load(path), path, leader=command).run()
+        return await Launcher(load(path), leader=command).run()
 
     code = asyncio.run(launch())
     if code != 0:

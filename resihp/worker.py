@@ -20,18 +20,21 @@ from resihp.config import JobConfig, load, resolved
 from resihp.errors import ConfigError, CoordinatorLost, ResihpError, UserError
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.owner import NodeOwner
+from resihp.monitor.private_file import job_secret
 from resihp.monitor.process import ENDINGS
 from resihp.monitor.rendezvous import (
     Place,
     inherited,
     inherited_from_launcher,
     listen,
-    publish,
     read_place,
     rendezvous_path,
+    write_place,
 )
 from resihp.monitor.run_dir import announce_run
 from resihp.monitor.supervisor import Supervisor
+from resihp.wire.address import address_of
+from resihp.wire.auth import new_secret
 from resihp.wire.clock import MonotonicClock
 from resihp.wire.timing import Timing
 
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.no_inject:
             job = msgspec.structs.replace(job, inject=())
         rank = _rank(os.environ, job)
-        if rank == 0 and not inherited_from_launcher(os.environ):
+        if _is_first_here(os.environ, rank) and not inherited_from_launcher(os.environ):
             from resihp.monitor.preflight import check_job  # the compiler with it: one rank's work
 
             check_job(job, args.job)  # `resihp train` did it before it started us
@@ -65,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ResihpError as error:
         print(f"resihp: error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _is_first_here(env: Mapping[str, str], rank: int) -> bool:
+    return int(env.get("LOCAL_RANK", rank)) == 0
 
 
 def _rank(env: Mapping[str, str], job: JobConfig) -> int:
@@ -83,9 +90,21 @@ def _rank(env: Mapping[str, str], job: JobConfig) -> int:
             f"{world} workers were started, the job needs {shape} = {wanted}: "
             f"use --nproc-per-node={wanted}"
         )
-    if int(env.get("LOCAL_WORLD_SIZE", world)) != world:
-        raise UserError("this version runs on one node: start all workers on one machine")
+    if not inherited_from_launcher(env):
+        _check_nodes(int(env.get("LOCAL_WORLD_SIZE", world)), job)
     return rank
+
+
+def _check_nodes(num_local: int, job: JobConfig) -> None:
+    """Every node has equally many ranks, and is in the job file where there are several."""
+    world, num_nodes = job.parallel.world, max(1, len(job.network.nodes))
+    if num_local * num_nodes != world:
+        each = world // num_nodes
+        raise ConfigError(
+            f"{num_local} workers were started on this node; the job has {world} ranks on "
+            f"{num_nodes} node{'s' if num_nodes > 1 else ''} of [network] nodes: "
+            f"use --nnodes={num_nodes} --nproc-per-node={each}"
+        )
 
 
 async def _run(job: JobConfig, rank: int) -> int:
@@ -93,22 +112,34 @@ async def _run(job: JobConfig, rank: int) -> int:
     if handed_down is not None:
         return await _supervise(job, rank, handed_down.place, None, handed_down.was_restarted)
     path = rendezvous_path(os.environ, os.getppid())
-    if rank != 0:
-        return await _supervise(job, rank, path, None)
-    with listen() as listener:
-        place = publish(path, listener.getsockname()[1])
+    node = int(os.environ.get("GROUP_RANK", "0"))
+    nodes = job.network.nodes
+    # One agent starts all its ranks again with a new run. With several, the others go on.
+    is_return = len(nodes) > 1 and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if not _is_first_here(os.environ, rank):
+        return await _supervise(job, rank, path, None, is_return)
+    with listen(nodes[node], job.network.port or 0) if nodes else listen() as listener:
+        here = address_of(listener)
+        place = Place(here.port, job_secret(job) if nodes else new_secret(), here.host)
+        write_place(path, place)
         brief = Brief(
             job=resolved(job),
             secret=place.secret,
-            node=0,
-            addresses=(listener.getsockname(),),
-            run_dir=str(announce_run(job).path),
+            node=node,
+            addresses=_addresses(job) or ((place.host, place.port),),
+            run_dir=None if node or is_return else str(announce_run(job).path),
         )
         timing = Timing.from_detect_within(job.job.detect_within_s)
+        owner = NodeOwner(brief, listener, timing)
         try:
-            return await _supervise(job, rank, place, NodeOwner(brief, listener, timing))
+            return await _supervise(job, rank, place, owner, is_return)
         finally:
             path.unlink(missing_ok=True)
+
+
+def _addresses(job: JobConfig) -> tuple[tuple[str, int], ...]:
+    assert job.network.port is not None or not job.network.nodes
+    return tuple((host, job.network.port or 0) for host in job.network.nodes)
 
 
 async def _supervise(

@@ -14,6 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-inject", action="store_true", help="leave out the faults that the job file injects"
     )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="act as N machines, each with its part of the ranks and a monitor of its own",
+    )
     parser.epilog = (
         "Exit status: 0 finished, 1 stopped by an error or a refused plan, 2 wrong use or a wrong "
         "job file, 4 more lost than any plan can carry, 130 interrupted, 128 + N ended by signal N."
@@ -25,13 +32,12 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from resihp.config import load
+    from resihp.errors import UserError
     from resihp.monitor.launcher import Launcher
     from resihp.monitor.preflight import check_job
 
     job = load(args.job)
     check_job(job, args.job)
-
-    async def launch() -> int:
-        return await Launcher(job, args.job, inject=not args.no_inject).run()
-
-    return asyncio.run(launch())
+    if args.nodes < 1:
+        raise UserError(f"--nodes {args.nodes}: there is at least one; use 1 or more")
+    return asyncio.run(Launcher(job, inject=not args.no_inject, num_nodes=args.nodes).run())

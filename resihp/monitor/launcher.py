@@ -1,4 +1,8 @@
-"""`resihp train`: starts a monitor and one supervisor per rank on this machine."""
+"""`resihp train`: starts a job on this machine, as one node or as several.
+
+Several nodes are processes of their own, each with its monitor, at 127.0.0.1, 127.0.0.2 and so
+on: what they survive of each other is what machines survive of each other.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,17 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+import msgspec
 
 from resihp.config import JobConfig, resolved
-from resihp.monitor.keeper import Keeper
-from resihp.monitor.node.brief import Brief
-from resihp.monitor.node.owner import NodeOwner
+from resihp.errors import ConfigError
+from resihp.monitor.local_node import LocalNode, run_until_signal
+from resihp.monitor.node.brief import Brief, brief_file
 from resihp.monitor.process import ENDINGS, Child
-from resihp.monitor.rendezvous import PORT, RESTARTED, SECRET_FD, listen, secret_file
-from resihp.monitor.run_dir import announce_run
+from resihp.monitor.rendezvous import listen
+from resihp.monitor.run_dir import RunDir, announce_run
+from resihp.wire.address import LOOPBACK, address_of
 from resihp.wire.auth import new_secret
 from resihp.wire.timing import Timing
 
@@ -24,126 +30,110 @@ __all__ = ["Launcher"]
 
 
 class Launcher:
-    """Owns the processes of one job; `run` returns the job's exit code."""
+    """Runs one job; `run` returns its exit code."""
 
     def __init__(
         self,
         job: JobConfig,
-        job_path: Path,
         *,
         inject: bool = True,
+        num_nodes: int = 1,
         leader: Sequence[str] = ("-m", "resihp.monitor.leader"),
     ) -> None:
-        """`leader` is what Python runs as coordinator, `inject` whether faults are injected."""
-        self._job = job
+        """`leader` is what Python runs as coordinator, `inject` whether faults are injected.
+
+        ConfigError where the ranks do not divide into `num_nodes`.
+        """
+        self._job = job if inject else msgspec.structs.replace(job, inject=())
+        if job.parallel.world % num_nodes:
+            raise ConfigError(
+                f"--nodes {num_nodes}: {job.parallel.world} ranks do not divide into as many; "
+                "use a number that divides them"
+            )
+        self._num_nodes = num_nodes
         self._leader = tuple(leader)
-        self._worker = ["-m", "resihp.worker", str(job_path), *([] if inject else ["--no-inject"])]
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
-        self._supervisors: list[Keeper] = []
-        self._owner: NodeOwner | None = None
-        self._signal: signal.Signals | None = None
-        self._asked_to_stop = asyncio.Event()
 
     async def run(self) -> int:
         """Start the job and wait for its end. No process of it is left when this returns.
 
-        Raises ResihpError where the node's monitor cannot be kept alive.
+        Raises ResihpError where a node's monitor cannot be kept alive.
         """
+        run_dir = announce_run(self._job)
+        listeners = [listen(_host(node)) for node in range(self._num_nodes)]
+        briefs = self._briefs(listeners, run_dir)
+        if len(briefs) == 1:
+            with listeners[0] as listener:
+                return await run_until_signal(LocalNode(briefs[0], listener, run_dir.job_path))
+        return await _Nodes(briefs, listeners, run_dir, self._timing).run()
+
+    def _briefs(self, listeners: Sequence[socket.socket], run_dir: RunDir) -> list[Brief]:
+        """The first node begins the run; the others learn from it where it is."""
+        addresses = tuple((place.host, place.port) for place in map(address_of, listeners))
+        secret = new_secret()
+        return [
+            Brief(
+                job=resolved(self._job),
+                secret=secret,
+                node=node,
+                addresses=addresses,
+                run_dir=str(run_dir.path) if node == 0 else None,
+                leader=self._leader,
+            )
+            for node in range(self._num_nodes)
+        ]
+
+
+def _host(node: int) -> str:
+    network, _, last = LOOPBACK.rpartition(".")
+    return f"{network}.{int(last) + node}"
+
+
+class _Nodes:
+    """Several nodes on this machine, each a process."""
+
+    def __init__(
+        self,
+        briefs: Sequence[Brief],
+        listeners: Sequence[socket.socket],
+        run_dir: RunDir,
+        timing: Timing,
+    ) -> None:
+        self._timing = timing
+        self._signal: signal.Signals | None = None
+        self._children: list[Child] = []
+        for brief, listener in zip(briefs, listeners, strict=True):
+            brief_fd = brief_file(brief)
+            fds = listener.fileno(), brief_fd
+            command = ["-m", "resihp.monitor.local_node", *map(str, fds), str(run_dir.job_path)]
+            self._children.append(
+                Child(
+                    [sys.executable, *command],
+                    env=os.environ,
+                    pass_fds=fds,
+                    new_session=True,
+                    block_signals=True,
+                )
+            )
+            os.close(brief_fd)
+        for listener in listeners:
+            listener.close()  # a node that dies takes its own with it
+
+    async def run(self) -> int:
+        """Until all have ended; the exit code of the first that was not killed."""
         loop = asyncio.get_running_loop()
         for number in ENDINGS:
             loop.add_signal_handler(number, self._on_signal, number)
-        secret = new_secret()
-        secret_fd = secret_file(secret)
-        try:
-            with listen() as listener:
-                return await self._run(listener, secret, secret_fd)
-        finally:
-            os.close(secret_fd)
-
-    async def _run(self, listener: socket.socket, secret: bytes, secret_fd: int) -> int:
-        brief = Brief(
-            job=resolved(self._job),
-            secret=secret,
-            node=0,
-            addresses=(listener.getsockname(),),
-            run_dir=str(announce_run(self._job).path),
-            leader=self._leader,
-        )
-        self._owner = NodeOwner(brief, listener, self._timing)
-        port = listener.getsockname()[1]
-        self._supervisors = [
-            self._keeper(self._owner, rank, port, secret_fd)
-            for rank in range(self._job.parallel.world)
-        ]
-        keeping = [asyncio.create_task(keeper.run()) for keeper in self._supervisors]
-        stopping = asyncio.create_task(self._stop_on_signal())
-        try:
-            code = await self._owner.run()
-        finally:
-            stopping.cancel()
-            await self._end_all()
-            for task in keeping:
-                task.cancel()
-            await asyncio.gather(stopping, *keeping, return_exceptions=True)
-        return code if self._signal is None else 128 + self._signal
-
-    def _keeper(self, owner: NodeOwner, rank: int, port: int, secret_fd: int) -> Keeper:
-        num_starts = 0
-
-        def start() -> Child:
-            nonlocal num_starts
-            num_starts += 1
-            return self._start_supervisor(rank, port, secret_fd, was_restarted=num_starts > 1)
-
-        return Keeper(
-            f"the supervisor of rank {rank}",
-            start,
-            lambda _: owner.is_over,
-            self._timing,
-            max_quick_ends=None,
-        )
-
-    def _start_supervisor(
-        self, rank: int, port: int, secret_fd: int, *, was_restarted: bool
-    ) -> Child:
-        world = str(self._job.parallel.world)
-        env = dict(os.environ)
-        env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)
-        env.update({PORT: str(port), SECRET_FD: str(secret_fd)})
-        if was_restarted:
-            env[RESTARTED] = "1"
-        return Child(
-            [sys.executable, *self._worker],
-            env=env,
-            pass_fds=[secret_fd],
-            new_session=True,
-            block_signals=True,
-        )
+        codes = await asyncio.gather(*(child.wait() for child in self._children))
+        if self._signal is not None:
+            return 128 + self._signal
+        return next((code for code in codes if code >= 0), 128 - codes[0])
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signal is not None:
-            self._kill_all()
+            for child in self._children:
+                child.send(signal.SIGKILL)
             os._exit(128 + number)
         self._signal = number
-        self._asked_to_stop.set()
-
-    async def _stop_on_signal(self) -> None:
-        """The coordinator hears of it through the monitor, and ends the job in order."""
-        await self._asked_to_stop.wait()
-        assert self._signal is not None
-        assert self._owner is not None
-        self._owner.send(self._signal)
-        await asyncio.sleep(4 * self._timing.grace_s)
-        self._kill_all()
-        os._exit(128 + self._signal)
-
-    def _kill_all(self) -> None:
-        if self._owner is not None:
-            self._owner.send(signal.SIGKILL)
-        for keeper in self._supervisors:
-            keeper.send(signal.SIGKILL)
-
-    async def _end_all(self) -> None:
-        """The job is over: supervisors end by themselves or are killed."""
-        children = [keeper.child for keeper in self._supervisors if keeper.child is not None]
-        await asyncio.gather(*(child.end(2 * self._timing.grace_s) for child in children))
+        for child in self._children:
+            child.send(number)

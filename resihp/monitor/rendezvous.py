@@ -19,7 +19,7 @@ import msgspec
 from resihp.errors import AuthError, UserError
 from resihp.monitor.private_file import read_private
 from resihp.wire.address import LOOPBACK, listen_at
-from resihp.wire.auth import SECRET_BYTES, masked_repr, new_secret
+from resihp.wire.auth import SECRET_BYTES, masked_repr
 
 __all__ = [
     "HANDED_DOWN",
@@ -28,7 +28,6 @@ __all__ = [
     "inherited",
     "inherited_from_launcher",
     "listen",
-    "publish",
     "read_place",
     "rendezvous_path",
     "secret_file",
@@ -97,13 +96,6 @@ def rendezvous_path(env: Mapping[str, str], parent_pid: int) -> Path:
     run = "".join(c for c in env.get("TORCHELASTIC_RUN_ID", "") if c.isalnum() or c in "-_")[:64]
     restart = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return folder / f"resihp-{os.getuid()}-{parent_pid}-{run}-{restart}"
-
-
-def publish(path: Path, port: int) -> Place:
-    """Write a new secret and the port for the other workers; replaces a stale file of ours."""
-    place = Place(port, new_secret())
-    write_place(path, place)
-    return place
 
 
 def write_place(path: Path, place: Place) -> None:

@@ -42,7 +42,7 @@ class RunDir:
             made = cls.make(Path(job.job.runs_dir).absolute() / run_id)
         except OSError as error:
             raise ConfigError(f'job.runs_dir = "{job.job.runs_dir}": {error.strerror}') from error
-        (made.path / "job.toml").write_text(resolved(job), encoding="utf-8")
+        made.job_path.write_text(resolved(job), encoding="utf-8")
         return made
 
     @classmethod
@@ -53,6 +53,11 @@ class RunDir:
         for name in ("events", "metrics", "ledger"):
             (path / f"{name}.jsonl").touch()
         return cls(path)
+
+    @property
+    def job_path(self) -> Path:
+        """The job file as it was understood."""
+        return self.path / "job.toml"
 
     @property
     def control_path(self) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 
 DEADLINE_S = 50.0
 TAG = "RESIHP_TEST"
+NODE = "resihp.monitor.local_node"
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,11 @@ class Run:
                     return pid
         raise AssertionError(f"nobody runs {module}")
 
+    def node_pid(self, node: int) -> int:
+        """The process that is node number `node`, of several."""
+        pids = [pid for pid in descendants(self.process.pid) if runs_module(pid, NODE)]
+        return sorted(pids)[node]
+
     def read_until(self, stop: Callable[[str], bool]) -> None:
         """Read lines of the console until one fulfils `stop` (or the job ends)."""
         assert self.process.stdout is not None
@@ -184,8 +190,8 @@ def tagged(value: str) -> set[int]:
     return found
 
 
-def train_command(job: Path) -> list[str]:
-    return [sys.executable, "-m", "resihp", "train", str(job)]
+def train_command(job: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "resihp", "train", str(job), *options]
 
 
 def torchrun_command(job: Path, world: int) -> list[str]:

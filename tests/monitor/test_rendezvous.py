@@ -20,13 +20,19 @@ from resihp.monitor.rendezvous import (
     Place,
     inherited,
     listen,
-    publish,
     read_place,
     rendezvous_path,
     secret_file,
     write_place,
 )
 from resihp.wire.auth import new_secret
+
+
+def publish(path: Path, port: int) -> Place:
+    """A place with a new secret, written."""
+    place = Place(port, new_secret())
+    write_place(path, place)
+    return place
 
 
 @pytest.fixture

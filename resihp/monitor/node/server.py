@@ -81,6 +81,8 @@ class NodeServer:
         self._operators = Operators(self._timing)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._stop_asked: StopAsked | None = None
+        self._begin_by_s = clock.now_s() + self._timing.start_s
+        """When some coordinator must have come, where the run is not ours to begin."""
         self._is_fenced = False
         self._dying: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -355,7 +357,8 @@ class NodeServer:
             if is_orphan and not self._is_fenced:
                 self._supervisors.broadcast(Fence(reason="no quorum of nodes"))
             self._is_fenced = is_orphan
-            if self._election.is_open and watch.is_alone(now_s) and not self._ended.is_set():
+            is_lost = watch.is_alone(now_s) if self._election.is_open else now_s > self._begin_by_s
+            if is_lost and not self._ended.is_set():
                 reason = f"node {self._brief.node} hears no quorum of the job's nodes"
                 print(f"resihp: error: {reason}", file=sys.stderr, flush=True)
                 self._end(Ended(exit_code=1, reason=reason))

@@ -1,0 +1,150 @@
+"""One node of `resihp train`: its monitor and a supervisor per rank, all kept alive.
+
+With several nodes on one machine, each is a process of its own, and its death is that of a node:
+`python -m resihp.monitor.local_node LISTENER BRIEF JOB`, by the launcher only. The first two
+are inherited descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from resihp.errors import ResihpError
+from resihp.monitor.keeper import Keeper
+from resihp.monitor.node.brief import Brief, read_brief
+from resihp.monitor.node.owner import NodeOwner
+from resihp.monitor.process import ENDINGS, Child
+from resihp.monitor.rendezvous import HOST, PORT, RESTARTED, SECRET_FD, secret_file
+from resihp.wire.address import address_of
+from resihp.wire.timing import Timing
+
+__all__ = ["LocalNode", "run_until_signal"]
+
+
+class LocalNode:
+    """`run` serves one node until the job is over; its exit code."""
+
+    def __init__(self, brief: Brief, listener: socket.socket, job_path: Path) -> None:
+        job = brief.job_config()
+        self._timing = Timing.from_detect_within(job.job.detect_within_s)
+        self._world = job.parallel.world
+        self._ranks = brief.ranks(brief.node, self._world)
+        self._worker = ("-m", "resihp.worker", str(job_path))
+        self._place = address_of(listener)
+        self._secret_fd = secret_file(brief.secret)
+        self._owner = NodeOwner(brief, listener, self._timing)
+        self._supervisors = [self._keeper(rank) for rank in self._ranks]
+
+    @property
+    def grace_s(self) -> float:
+        """How long the end of a job may take once it was asked for."""
+        return 4 * self._timing.grace_s
+
+    async def run(self) -> int:
+        """No process of the node is left when this returns.
+
+        ResihpError where its monitor cannot be kept alive.
+        """
+        keeping = [asyncio.create_task(keeper.run()) for keeper in self._supervisors]
+        try:
+            return await self._owner.run()
+        finally:
+            children = [keeper.child for keeper in self._supervisors if keeper.child is not None]
+            # The job is over: supervisors end by themselves or are killed.
+            await asyncio.gather(*(child.end(2 * self._timing.grace_s) for child in children))
+            for task in keeping:
+                task.cancel()
+            await asyncio.gather(*keeping, return_exceptions=True)
+            os.close(self._secret_fd)
+
+    def ask_stop(self, number: signal.Signals) -> None:
+        """The coordinator hears of it through the monitor, and ends the job in order."""
+        self._owner.send(number)
+
+    def kill(self) -> None:
+        """SIGKILL everything, now."""
+        self._owner.send(signal.SIGKILL)
+        for keeper in self._supervisors:
+            keeper.send(signal.SIGKILL)
+
+    def _keeper(self, rank: int) -> Keeper:
+        num_starts = 0
+
+        def start() -> Child:
+            nonlocal num_starts
+            num_starts += 1
+            return self._start_supervisor(rank, was_restarted=num_starts > 1)
+
+        return Keeper(
+            f"the supervisor of rank {rank}",
+            start,
+            lambda _: self._owner.is_over,
+            self._timing,
+            max_quick_ends=None,
+        )
+
+    def _start_supervisor(self, rank: int, *, was_restarted: bool) -> Child:
+        num_local = len(self._ranks)
+        env = dict(os.environ)
+        env.update(RANK=str(rank), LOCAL_RANK=str(rank % num_local))
+        env.update(WORLD_SIZE=str(self._world), LOCAL_WORLD_SIZE=str(num_local))
+        env.update({HOST: self._place.host, PORT: str(self._place.port)})
+        env[SECRET_FD] = str(self._secret_fd)
+        if was_restarted:
+            env[RESTARTED] = "1"
+        return Child(
+            [sys.executable, *self._worker],
+            env=env,
+            pass_fds=[self._secret_fd],
+            new_session=True,
+            block_signals=True,
+        )
+
+
+async def run_until_signal(node: LocalNode) -> int:
+    """Run a node; the first SIGINT or SIGTERM ends the job in order, the second one at once."""
+    loop = asyncio.get_running_loop()
+    seen: list[signal.Signals] = []
+
+    def end(number: signal.Signals) -> None:
+        node.kill()
+        os._exit(128 + number)
+
+    def stop(number: signal.Signals) -> None:
+        if seen:
+            end(number)
+        seen.append(number)
+        node.ask_stop(number)
+        loop.call_later(node.grace_s, end, number)
+
+    for number in ENDINGS:
+        loop.add_signal_handler(number, stop, number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+    code = await node.run()
+    return 128 + seen[0] if seen else code
+
+
+def main(listen_fd: int, brief_fd: int, job_path: str) -> int:
+    """Be one node; the exit code of the job."""
+
+    async def serve() -> int:
+        with socket.socket(fileno=listen_fd) as listener:
+            return await run_until_signal(LocalNode(read_brief(brief_fd), listener, Path(job_path)))
+
+    try:
+        return asyncio.run(serve())
+    except ResihpError as error:
+        print(f"resihp: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
