@@ -94,6 +94,11 @@ class NodeRun:
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: len(self.rows("metrics")) > step, f"step {step}")
 
+    def wait_for_finish(self) -> None:
+        """The last step is done. Agents may stay: without the first one's store they wait long."""
+        self.wait_for(lambda: self.events("stop"), "the end of the job")
+        assert [row["reason"] for row in self.events("stop")] == ["finished"], self.text
+
     def wait_for_end(self, node: int) -> int:
         self.wait_for(lambda: self.agents[node].poll() is not None, f"the end of agent {node}")
         return self.agents[node].returncode
