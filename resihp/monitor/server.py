@@ -455,5 +455,9 @@ class CoordinatorServer:
         self._check_left()
 
     def _end_message(self) -> Ended:
-        over = self._helm.was_over
-        return Ended(exit_code=self.exit_code, reason=self.reason, was_over=over)
+        return Ended(
+            exit_code=self.exit_code,
+            reason=self.reason,
+            was_over=self._helm.was_over,
+            lost_nodes=tuple(sorted(self._helm.leadership.lost)),
+        )

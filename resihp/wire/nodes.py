@@ -131,6 +131,8 @@ class Ended(_NodeMessage, frozen=True, kw_only=True):
     reason: str
     was_over: bool = False
     """A monitor said so: then it holds, whoever passes it on."""
+    lost_nodes: tuple[int, ...] = ()
+    """Nodes that were given up: nobody there will say that it has ended."""
 
 
 NodeMessage = (

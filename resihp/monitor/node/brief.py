@@ -58,6 +58,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     """Of the job; None: it is not over."""
     reason: str = ""
+    lost_nodes: tuple[int, ...] = ()
+    """Of the job's nodes, at its end."""
 
 
 def brief_file(brief: Brief) -> int:

@@ -32,14 +32,17 @@ class NodeOwner:
         self._run_dir = brief.run_dir
         self._keeper = Keeper("the monitor of this node", self._start, self._has_ended, timing)
         self._is_left = False
+        self.lost_nodes: tuple[int, ...] = ()
+        """Nodes that were given up, once `run` has returned."""
 
     async def run(self) -> int:
         """Serve until the job is over. ResihpError where no monitor stays alive."""
         try:
             await self._keeper.run()
-            code = self._note.read().exit_code
-            assert code is not None
-            return code
+            note = self._note.read()
+            assert note.exit_code is not None
+            self.lost_nodes = note.lost_nodes
+            return note.exit_code
         finally:
             self._is_left = True
             self._leave()

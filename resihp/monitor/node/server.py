@@ -141,6 +141,7 @@ class NodeServer:
             run_dir=note.run_dir if run_dir is None else run_dir,
             exit_code=note.exit_code if ended is None else ended.exit_code,
             reason=note.reason if ended is None else ended.reason,
+            lost_nodes=note.lost_nodes if ended is None else ended.lost_nodes,
         )
         self._note_file.write(self._note)
 

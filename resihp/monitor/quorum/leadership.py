@@ -105,6 +105,11 @@ class Leadership:
         """Whether it decides what happens."""
         return self._has_won and not self._is_deposed
 
+    @property
+    def lost(self) -> frozenset[int]:
+        """Nodes that were given up and did not come back."""
+        return frozenset(self._lost)
+
     # --- what happens to connections
 
     def connected(self, node: int, now_s: float) -> list[Outcome]:
