@@ -18,6 +18,7 @@ import msgspec
 
 from resihp.config import JobConfig, load, resolved
 from resihp.errors import ConfigError, CoordinatorLost, ResihpError, UserError
+from resihp.monitor.exit_barrier import answer_for_lost
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.owner import NodeOwner
 from resihp.monitor.private_file import job_secret
@@ -132,7 +133,9 @@ async def _run(job: JobConfig, rank: int) -> int:
         timing = Timing.from_detect_within(job.job.detect_within_s)
         owner = NodeOwner(brief, listener, timing)
         try:
-            return await _supervise(job, rank, place, owner, is_return)
+            code = await _supervise(job, rank, place, owner, is_return)
+            await answer_for_lost(os.environ, node, len(nodes), owner.lost_nodes)
+            return code
         finally:
             path.unlink(missing_ok=True)
 
