@@ -193,8 +193,7 @@ async def save_now(
         return _written(model, (order.at, rank, disk), part, share, copies, _nothing)
 
     try:
-        with pause("writes a version to disk", at_most_s=MAX_PAUSE_S):
-            written = await in_thread(write)
+        written = await in_thread(write)
     except OSError as error:
         send(SaveFailed(generation=order.generation, name=name, why=_spelled(error)))
         return

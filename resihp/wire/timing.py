@@ -33,6 +33,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     all others up is fenced, if that is clear."""
     stalled_s: float
     """No instruction finished anywhere for this long ends the job."""
+    save_s: float
+    """All parts of the version before an early end must be on disk within this time."""
     grace_s: float
     """From a polite end to SIGKILL."""
     lease_s: float
@@ -53,6 +55,11 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         if longest_step_s is None:
             return max(self.settle_s, self.stalled_s)
         return max(self.settle_s, 3 * longest_step_s)
+
+    @property
+    def end_bound_s(self) -> float:
+        """From a signal to the end of a job that settles and saves first."""
+        return 2 * self.settle_s + self.save_s + 4 * self.grace_s
 
     def hang_bound_s(self, longest_chunk_s: float | None) -> float:
         """How long all may stand still before one is called hung, by how long chunks take.
@@ -77,6 +84,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             collective_s=600 * detect_within_s,
             hang_s=max(10 * detect_within_s, 5.0),
             stalled_s=max(120 * detect_within_s, 120.0),
+            save_s=max(60 * detect_within_s, 60.0),
             grace_s=max(2 * detect_within_s, 2.0),
             lease_s=max(2 * detect_within_s, 2.0),
             fence_s=max(20 * detect_within_s, 20.0),

@@ -256,7 +256,7 @@ def test_a_save_before_the_end_that_fails_does_not_hold_it_up(how: str):
     elif how == "the disk refuses":
         save(desk, 1, trouble="no space left")
     else:
-        desk.wait(desk.timing.stalled_s + 1)
+        desk.wait(desk.timing.save_s + 1)
     assert desk.end is not None
     assert desk.end.exit_code == 143
     assert "step 1 is not saved" in desk.end.reason

@@ -264,8 +264,8 @@ class Saving:
             core.send(rank, order)
 
     def tick(self, waited_s: float) -> None:
-        """Of the phase in which survivors write; pauses that they declare do not count."""
-        if waited_s > self._core.timing.stalled_s:
+        """Of the phase in which survivors write."""
+        if waited_s > self._core.timing.save_s:
             self._end(f"the disk took more than {waited_s:.0f} s")
 
     def _end(self, trouble: str) -> None:

@@ -23,6 +23,7 @@ MEANINGS = {
     "collective_s": "of a collective that nobody ends earlier",
     "hang_s": "nothing moved for this long (or for some chunks): who holds all up is killed",
     "stalled_s": "no instruction finished anywhere for this long, and the job ends",
+    "save_s": "the save before an early end is given up after this time",
     "grace_s": "from a polite end to SIGKILL",
     "lease_s": "without a coordinator, until a node starts one; later nodes a multiple of it",
     "fence_s": "without a coordinator, until a node kills its executors",
