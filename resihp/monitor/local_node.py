@@ -43,7 +43,7 @@ class LocalNode:
     @property
     def grace_s(self) -> float:
         """How long the end of a job may take once it was asked for."""
-        return 4 * self._timing.grace_s
+        return self._timing.end_bound_s
 
     async def run(self) -> int:
         """No process of the node is left when this returns.
