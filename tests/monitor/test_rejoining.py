@@ -6,16 +6,21 @@ import msgspec
 from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
 
 from resihp.config import RejoinConfig
+from resihp.ir.expand import expand
+from resihp.ir.model import Op
 from resihp.ir.parser import parse
 from resihp.monitor.actions import Log, PlanMade, Say
 from resihp.monitor.coordinator import Phase
 from resihp.wire.messages import (
+    AskWhere,
+    At,
     Beat,
     Close,
     Deploy,
     ExecutorStarted,
     Fence,
     Hello,
+    Pause,
     Request,
     Respawn,
     Sealed,
@@ -305,6 +310,49 @@ def test_a_rank_that_takes_part_has_its_budget_back():
         grow(desk)
         run_steps(desk, 1)
     assert len(desk.sent(Respawn)) == 3
+
+
+def at_of(desk: Desk, rank: int, **fields: object) -> At:
+    """Where `rank` is: at its first F since long ago."""
+    ops = [i.op for i in expand(parse(desk.last_deploy().plan).plan, rank).instrs]
+    at = At(generation=desk.generation, runs=True, doing="runs", step=0, compute=ops.index(Op.F))
+    return msgspec.structs.replace(at, since_s=1000.0, **fields)
+
+
+def test_what_was_said_of_a_closed_generation_is_not_judged_in_the_next():
+    """[T26] Answers of a dead session are dropped, also where the same rank is back."""
+    desk = desk_of(pp=2, dp=1)
+    old = {0: at_of(desk, 0), 1: at_of(desk, 1, compute_waits=True, receives=(0,))}
+    run_steps(desk, 1)
+    desk.say(0, Trouble(generation=desk.generation, what="a connection broke"))
+    desk.wait(desk.timing.silent_s + 0.1, beats=BEAT)
+    desk.settle(1)
+    desk.join()
+    while not desk.sent(AskWhere):
+        desk.wait(1.0, beats=BEAT)
+    for rank, at in old.items():
+        desk.say(rank, at)
+    for _ in range(70):
+        desk.wait(1.0, beats=BEAT)
+    assert not desk.sent(Fence)
+    assert desk.end is not None
+    assert "rank 0 at step 0 instruction 0" in desk.end.reason, "nobody has answered"
+
+
+def test_the_pause_of_a_dead_executor_does_not_cover_the_next_one():
+    """[T26] It ended with the process that declared it."""
+    desk = desk_of()
+    pause = Pause(number=1, reason="compiles", at_most_s=3000.0)
+    desk.say(3, Beat(step=0, instruction=3, pause=pause))
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    grow(desk)
+    assert 3 in desk.alive
+    for _ in range(125):
+        desk.wait(1.0, beats=BEAT)
+    assert desk.end is not None
+    assert desk.end.reason.startswith("no instruction finished")
 
 
 def sealed(rank: int, generation: int, version: int) -> Sealed:
