@@ -52,7 +52,8 @@ class Cluster:
         self._steps: dict[int, StepRecord] = {}
         """The history of the job: each step once."""
         self._holders: dict[int, list[Executor]] = {}
-        self._reported: set[int] = set()
+        self._reported: dict[int, str] = {}
+        """Which coordinator said so last, by step."""
         self._leads: dict[int, str] = {}
         self.ends: list[tuple[CoordinatorProcess, End]] = []
         world = self.job.parallel.world
@@ -169,7 +170,12 @@ class Cluster:
     def check_redone(self, known: StepRecord, record: StepRecord) -> None:
         """A step is made again in a later generation: nobody of that has the first one."""
         what = f"step {record.step} of generation {known.num_tokens}"
-        assert record.step not in self._reported, f"{what} was reported, and is made again"
+        reporter = self._reported.get(record.step)
+        if reporter is not None:
+            # What a coordinator says that is cut off, or cut off soon, those who go on cannot know.
+            newest = self._leads[max(self._leads)]
+            assert reporter != newest, f"{what} was reported, and is made again"
+            self.rarity("report of a replaced coordinator")
         for holder in self._holders[record.step]:
             is_out = holder.dead or not self.belongs(holder, record.num_tokens)
             assert is_out, f"{what} is in the state of rank {holder.rank}"
@@ -180,12 +186,12 @@ class Cluster:
         plan = self.plan_of(self._acted[generation])
         return executor.rank in {*plan.active_ranks, *plan.standby}
 
-    def reported(self, record: StepRecord, generation: int) -> None:
+    def reported(self, by: CoordinatorProcess, record: StepRecord, generation: int) -> None:
         """A coordinator says that a step is committed."""
         known = self._steps.setdefault(record.step, record)
         assert known == record, "reported another step than was made"
         assert record.num_tokens == generation, "reported as of another generation"
-        self._reported.add(record.step)
+        self._reported[record.step] = by.name
 
     def kept(self, node: Node, kept: Kept) -> None:
         """A journal changes."""

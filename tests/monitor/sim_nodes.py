@@ -401,7 +401,7 @@ class CoordinatorProcess(Process):
                 self.later(2 * self.cluster.timing.grace_s, self.die)
             case StepCommitted(record, generation):
                 self.node.records[record.step] = record
-                self.cluster.reported(record, generation)
+                self.cluster.reported(self, record, generation)
             case PlanMade() | Log():
                 self.cluster.told(self, order)
             case _:

@@ -1,0 +1,120 @@
+"""The simulated cluster finds what is broken on purpose: a rule at a time is taken out.
+
+Without this nobody would know whether the schedules that pass show anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+import pytest
+import sim_nodes
+from sim_faults import run_schedule
+
+from resihp.monitor.coordination.deciding import Deciding
+from resihp.monitor.coordination.resuming import Resuming
+from resihp.monitor.quorum import campaign, leader, leadership
+from resihp.monitor.quorum.acceptor import Answer, Kept, answer_propose
+from resihp.wire.quorum import Accepted, Lead, Promise, Propose
+
+MAX_SCHEDULES = 400
+Patch = pytest.MonkeyPatch
+
+
+def any_node_is_a_quorum(patch: Patch) -> None:
+    def present(nodes: Collection[int], voters: Collection[int]) -> bool:
+        return bool(set(nodes) & set(voters))
+
+    for module in (campaign, leader, leadership):
+        patch.setattr(module, "is_quorum", present)
+
+
+def half_is_a_quorum(patch: Patch) -> None:
+    def half(nodes: Collection[int], voters: Collection[int]) -> bool:
+        return 2 * len(set(nodes) & set(voters)) >= len(voters)
+
+    for module in (campaign, leader, leadership):
+        patch.setattr(module, "is_quorum", half)
+
+
+def promises_bind_nobody(patch: Patch) -> None:
+    def lead(kept: Kept, message: Lead, *, is_led: bool) -> Answer:
+        return Answer(
+            msgspec.structs.replace(kept, promised=max(kept.promised, message.term)),
+            Promise(term=message.term, entry=kept.entry, is_probe=message.is_probe),
+        )
+
+    def propose(kept: Kept, message: Propose) -> Answer:
+        term = message.entry.term
+        if term >= kept.promised:
+            return answer_propose(kept, message)
+        return Answer(kept, Accepted(term=term, generation=message.entry.generation))
+
+    patch.setattr(sim_nodes, "answer_lead", lead)
+    patch.setattr(sim_nodes, "answer_propose", propose)
+
+
+def everything_is_adopted(patch: Patch) -> None:
+    def decide(self: Resuming) -> None:
+        self._adopt(waiting=set())
+
+    patch.setattr(Resuming, "_decide", decide)
+
+
+def nothing_found_is_taken_over(patch: Patch) -> None:
+    init = leader.Leader.__init__
+
+    def forget(
+        self: leader.Leader, term: int, candidate: str, _: object, nodes: Collection[int]
+    ) -> None:
+        init(self, term, candidate, None, nodes)
+
+    patch.setattr(leader.Leader, "__init__", forget)
+    patch.setattr(leadership.Campaign, "newest", property(lambda _: None))
+
+
+def plans_are_deployed_undecided(patch: Patch) -> None:
+    propose = Deciding.propose
+
+    def at_once(self: Deciding, *args: Any, **kwargs: Any) -> None:
+        propose(self, *args, **kwargs)
+        self.decided(self._core.generation)
+
+    patch.setattr(Deciding, "propose", at_once)
+
+
+def journals_are_lost(patch: Patch) -> None:
+    start = sim_nodes.Node.start_monitor
+
+    def forget(self: sim_nodes.Node) -> None:
+        self.kept = Kept()
+        start(self)
+
+    patch.setattr(sim_nodes.Node, "start_monitor", forget)
+
+
+MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
+    any_node_is_a_quorum: ("partitions", "nodes"),
+    half_is_a_quorum: ("partitions", "nodes"),
+    promises_bind_nobody: ("partitions", "nodes", "coordinators"),
+    everything_is_adopted: ("control",),
+    nothing_found_is_taken_over: ("coordinators",),
+    plans_are_deployed_undecided: ("nodes", "everything"),
+    journals_are_lost: ("everything", "mixed"),
+}
+
+
+@pytest.mark.parametrize("mutation", list(MUTATIONS), ids=lambda mutation: mutation.__name__)
+def test_a_rule_that_is_taken_out_is_missed(mutation: Callable[[Patch], None], monkeypatch: Patch):
+    """Some schedule fails soon."""
+    mutation(monkeypatch)
+    families = MUTATIONS[mutation]
+    for number in range(MAX_SCHEDULES):
+        try:
+            run_schedule(families[number % len(families)], number)
+        except Exception as error:
+            print(f"{mutation.__name__}: found by schedule {number}: {error}")
+            return
+    pytest.fail(f"no schedule of {MAX_SCHEDULES} found that {mutation.__name__}")
