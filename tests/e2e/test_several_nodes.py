@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
+import socket
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import Job, descendants, running, train_command, wait_gone
+from jobs import DEADLINE_S, TAG, Job, Run, descendants, running, tagged, train_command, wait_gone
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -34,6 +39,60 @@ def test_a_lost_node_costs_its_ranks_only(node: int, tmp_path: Path, corpus: Pat
     assert [row["rank"] for row in run.events("rank_lost")] == [node]
     leaders = [event["node"] for event in run.events("leads")]
     assert leaders[-1] != node
+
+
+def agent(node: int, job: Path, folder: Path, store_port: int) -> subprocess.Popen[str]:
+    """A static torchrun agent with one worker, as on a machine of its own."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=1"]
+    command += [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={store_port}"]
+    return subprocess.Popen(
+        [*command, "--max-restarts=0", "-m", "resihp.worker", str(job)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, TAG: str(folder)},
+        start_new_session=True,
+    )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def test_a_lost_torchrun_agent_is_not_waited_for(tmp_path: Path, corpus: Path) -> None:
+    """[T8] Agent and workers of a node are killed: the others finish, and their agents return at
+    once, since somebody checks in at torchrun's exit barrier for the one that is gone."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text(secrets.token_hex(32))
+    network = (
+        f'[network]\nnodes = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]\nport = {free_port()}\n'
+        f'secret_file = "{secret}"\n[rejoin]\nrestarts = 0\n'
+    )
+    job = replace(TRIO, sections=network).write(tmp_path, corpus)
+    store_port = free_port()
+    agents = [agent(node, job, tmp_path, store_port) for node in range(3)]
+    try:
+        first = Run(agents[0], tmp_path / "runs")
+        first.read_to_step(2)
+        family = descendants(agents[1].pid)
+        for pid in (agents[1].pid, *family):
+            with contextlib.suppress(ProcessLookupError):  # its parent took it along
+                os.kill(pid, signal.SIGKILL)
+        assert first.finish() == 0, first.text
+        # torchrun itself would wait for 300 s.
+        assert agents[2].wait(DEADLINE_S) == 0
+    finally:
+        for pid in tagged(str(tmp_path)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for each in agents:
+            each.wait()
+            assert each.stdout is not None
+            each.stdout.close()
+    assert "1 of 1 failures survived" in first.text
+    assert [row["step"] for row in first.rows("ledger")] == list(range(STEPS))
 
 
 def test_of_two_nodes_the_lowest_is_needed(tmp_path: Path, corpus: Path) -> None:
