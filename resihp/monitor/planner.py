@@ -155,7 +155,7 @@ class Planner:
             return plan
         ran = previous.at(step).plan
         kept = self._keeping(ran, plan, step, settled)
-        if kept.kept or _layers_of(plan.plan) == _layers_of(ran):
+        if kept.kept or step_s < WAIT_S or _layers_of(plan.plan) == _layers_of(ran):
             return kept
         try:
             same = self._adapted(previous, lost, step, stored, SAME_LAYERS)

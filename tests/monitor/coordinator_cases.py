@@ -15,8 +15,11 @@ from resihp.config import (
     ParallelConfig,
     RejoinConfig,
 )
+from resihp.errors import NoFeasiblePlan
 from resihp.ir.expand import expand
+from resihp.ir.model import Plan
 from resihp.ir.parser import parse
+from resihp.ir.printer import print_plan
 from resihp.ir.program_bytes import decode_program
 from resihp.monitor.actions import Action, Decide, End, Send
 from resihp.monitor.checkpoints import SavePlace
@@ -79,10 +82,18 @@ class CachedPlanner(Planner):
     def after_loss(
         self, previous: VerifiedPlan, lost: Iterable[int], step: int, **stored: Any
     ) -> VerifiedPlan:
-        lost = frozenset(lost)
-        parent = super().after_loss
-        key = (previous.text, lost, step, repr(stored))
-        return self._made(key, lambda: parent(previous, sorted(lost), step, **stored))
+        try:
+            plan = super().after_loss(previous, sorted(lost), step, **stored)
+        except NoFeasiblePlan:
+            self.refusals += 1
+            raise
+        self.made.add(plan.text)
+        return plan
+
+    def _adapted(self, previous: VerifiedPlan, lost: Any, *others: Any) -> VerifiedPlan:
+        key = (previous.lasting.text, frozenset(lost), repr(others))
+        parent = super()._adapted
+        return self._known(key, lambda: parent(previous, lost, *others))
 
     def after_return(self, *args: Any, **kwargs: Any) -> Grown:
         grown = super().after_return(*args, **kwargs)
@@ -90,7 +101,17 @@ class CachedPlanner(Planner):
             self.made.add(grown.plan.text)
         return grown
 
+    def _verified(self, plan: Plan, previous: Plan | None) -> VerifiedPlan:
+        key = ("verified", print_plan(plan), previous and print_plan(previous))
+        parent = super()._verified
+        return self._known(key, lambda: parent(plan, previous))
+
     def _made(self, key, make) -> VerifiedPlan:
+        plan = self._known(key, make)
+        self.made.add(plan.text)
+        return plan
+
+    def _known(self, key, make) -> VerifiedPlan:
         if key not in self._plans:
             try:
                 self._plans[key] = make()
@@ -98,9 +119,7 @@ class CachedPlanner(Planner):
                 self._plans[key] = error
         plan = self._plans[key]
         if isinstance(plan, Exception):
-            self.refusals += 1
             raise plan
-        self.made.add(plan.text)
         return plan
 
 

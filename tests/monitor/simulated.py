@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from coordinator_cases import STORE, CachedPlanner, Desk, exited, ready, record_of
 
 from resihp.config import JobConfig
+from resihp.ir.kept import weights_run_at
 from resihp.ir.model import Plan
 from resihp.ir.parser import parse
+from resihp.ir.placement import placement_of
 from resihp.monitor.actions import Action, End, Evict, PlanMade, Send, StepCommitted
 from resihp.monitor.coordinator import Phase
 from resihp.wire.messages import (
@@ -31,6 +33,7 @@ from resihp.wire.messages import (
     Fence,
     Finished,
     Go,
+    HeldSums,
     Hello,
     Joined,
     Message,
@@ -45,6 +48,7 @@ from resihp.wire.messages import (
 )
 
 History = tuple[tuple[int, int], ...]
+Sums = dict[int, list[frozenset[int]]]
 TICK_S = 0.5
 _PLANS: dict[str, Plan] = {}
 
@@ -65,6 +69,8 @@ class Generation:
     """What the members of a deployed generation share."""
 
     plan: Plan
+    steady: Plan
+    """What runs after the iteration that `plan` redoes."""
     reached: set[int] = field(default_factory=set)
     """Members that know the store."""
     joined: set[int] = field(default_factory=set)
@@ -72,6 +78,11 @@ class Generation:
     """Per step, who has its reduced gradients."""
     asked: set[int] = field(default_factory=set)
     """Steps whose vote brought a wish to yield."""
+
+    def at(self, step: int) -> Plan:
+        """What runs in iteration `step`."""
+        resume = self.plan.resume
+        return self.plan if resume is not None and resume.step == step else self.steady
 
 
 class Executor:
@@ -94,6 +105,9 @@ class Executor:
         self.history: History = ()
         self.reduced: int | None = None
         self.record: StepRecord | None = None
+        self.runs = False
+        self.sums: tuple[int, Sums] = -1, {}
+        """Of an iteration: by stage, the sets of micro-batches whose sums it has."""
 
     def later(self, work: Callable[[], None], scale: float = 1.0) -> None:
         """Do something after a while, unless the generation is over or we are dead by then."""
@@ -113,6 +127,7 @@ class Executor:
     def receive(self, message: Message) -> None:
         match message:
             case Close():
+                self.stop_computing()
                 self.epoch += 1
                 self.deploy = None
                 self.later(lambda: self.settle(message.generation))
@@ -138,8 +153,63 @@ class Executor:
                 record=self.record,
                 layouts=(self.layout,),
                 noticed_s=self.world.desk.clock.now_s(),
+                held_step=self.sums[0],
+                held=tuple(
+                    HeldSums(stage=stage, sets=tuple(tuple(sorted(each)) for each in sets))
+                    for stage, sets in self.sums[1].items()
+                ),
             )
         )
+
+    def stop_computing(self) -> None:
+        """Of the iteration that is interrupted it did some, in whatever order, on top of what it
+        kept of it."""
+        if not self.runs:
+            return  # what it had when it was last interrupted is still there
+        self.runs = False
+        kept = self.sums[1] if self.sums[0] == self.version else {}
+        plan = self.world.generations[self.layout].at(self.version)
+        group, size = plan.group_of(self.rank), plan.batch.microbatches
+        if group is None:
+            return
+        found: Sums = {}
+        for stage, runs in weights_run_at(plan).items():
+            if placement_of(plan).pp[stage] == group.pp:
+                run = [
+                    home * size + number
+                    for (home, number), replica in runs.items()
+                    if replica == group.replica and self.world.random.random() < 0.8
+                ]
+                run += [number for each in kept.get(stage, ()) for number in each]
+                found[stage] = self.world.parted(run)
+        self.sums = self.version, found
+
+    def keep(self, deploy: Deploy) -> Sums:
+        """What it is told to keep, as `executor.held.Keep`: it has that, and in it nothing else."""
+        plan = plan_of(deploy.plan)
+        group = plan.group_of(self.rank)
+        if group is None or plan.resume is None or not plan.resume.keep:
+            return {}
+        size, keep = plan.batch.microbatches, plan.resume.keep
+        numbers = {home * size + number for home, number in keep}
+        step, sums = self.sums
+        assert plan.resume.step == deploy.commit.version, "another iteration"
+        if step != plan.resume.step:
+            sums = {}
+        mine = {each.stage: each for each in deploy.kept if each.replica == group.replica}
+        left: Sums = {}
+        for stage, pp in enumerate(placement_of(plan).pp):
+            told = [each for each in deploy.kept if each.stage == stage]
+            runs = weights_run_at(plan)[stage]
+            done = [n for each in told for n in each.microbatches]
+            done += [home * size + number for home, number in runs]
+            assert sorted(done) == list(range(plan.mesh.dp * size)), "not once at every stage"
+            if pp == group.pp:
+                left[stage] = [each for each in sums.get(stage, ()) if each <= numbers]
+                has = sorted(number for each in left[stage] for number in each)
+                assert has == (list(mine[stage].microbatches) if stage in mine else [])
+        self.world.rarities.add("kept")
+        return left
 
     def open(self, deploy: Deploy) -> None:
         assert self.deploy is None, "deployed into a running generation"
@@ -149,8 +219,10 @@ class Executor:
             self.layout, self.pending, self.holds, self.history = 0, None, False, ()
         self.adopt(deploy)
         generation = self.world.generations.setdefault(
-            deploy.generation, Generation(plan_of(deploy.plan))
+            deploy.generation,
+            Generation(plan_of(deploy.plan), plan_of(deploy.steady_plan or deploy.plan)),
         )
+        self.keep(deploy)
         if deploy.store_rank == self.rank:
             self.later(lambda: self.send(StoreOpened(generation=deploy.generation, address=STORE)))
         if self.rank not in generation.plan.active_ranks:
@@ -175,6 +247,8 @@ class Executor:
             self.world.rarities.add("rolled forward")
             self.vote(commit.record)
             self.apply()
+        if self.sums[0] != commit.version:
+            self.sums = -1, {}
         assert (self.version, self.voted) == (commit.version,) * 2, "asked to go back"
         assert self.updates == commit.updates, "a wrong count of updates"
 
@@ -223,6 +297,8 @@ class Executor:
         self.layout, self.holds = self.pending
         self.pending = None
         self.reduced = None
+        self.sums = self.version, self.keep(self.deploy)
+        self.runs = self.holds
         if self.holds:
             self.later(self.contribute)
 
@@ -262,6 +338,7 @@ class Executor:
         asked = self.record.step in self.world.generations[number].asked
         if asked and self.version < self.world.num_steps:
             self.world.rarities.add("yielded")
+            self.runs = False
             self.epoch += 1
             self.deploy = None
             self.later(lambda: self.settle(number + 1))
@@ -318,6 +395,16 @@ class World:
         self._steps = 0
 
     # --- time
+
+    def parted(self, numbers: list[int]) -> list[frozenset[int]]:
+        """`numbers` in sets of a few, as sums of a tree have them."""
+        self.random.shuffle(numbers)
+        sets: list[frozenset[int]] = []
+        while numbers:
+            size = self.random.choice((1, 1, 2, 4))
+            sets.append(frozenset(numbers[:size]))
+            numbers = numbers[size:]
+        return sets
 
     def delay(self, scale: float = 1.0) -> float:
         """Mostly milliseconds, now and then much longer."""

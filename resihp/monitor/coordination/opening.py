@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from resihp.ir.expand import expand
 from resihp.ir.kept import num_kept
+from resihp.ir.program import Program
 from resihp.ir.program_bytes import encode_program
 from resihp.monitor.actions import Log
 from resihp.monitor.coordination.core import Core
@@ -49,7 +51,7 @@ class Opening:
         """Give `plan` to everybody alive, to run from `commit`."""
         core = self._core
         core.enter(Phase.OPENING)
-        self._running.expect(plan)
+        programs = self._running.expect(plan)
         shared = Deploy(
             generation=core.generation,
             plan=plan.text,
@@ -67,7 +69,9 @@ class Opening:
         )
         self._deploys = {
             rank: msgspec.structs.replace(
-                shared, program=_program(plan, rank), steady_program=_program(plan.steady, rank)
+                shared,
+                program=_encoded(programs.first, rank),
+                steady_program=_encoded(programs.steady, rank) if plan.steady else b"",
             )
             for rank in core.alive
         }
@@ -130,8 +134,6 @@ class Opening:
         self._membership.reopen(f"not all ranks joined in {waited_s:.0f} s")
 
 
-def _program(plan: VerifiedPlan | None, rank: int) -> bytes:
-    """What `rank` runs of `plan`; nothing where it stands by, or there is no plan."""
-    if plan is None or rank not in plan.plan.active_ranks:
-        return b""
-    return encode_program(expand(plan.plan, rank))
+def _encoded(programs: Mapping[int, Program], rank: int) -> bytes:
+    """What `rank` runs; nothing where it stands by."""
+    return encode_program(programs[rank]) if rank in programs else b""

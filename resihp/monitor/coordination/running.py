@@ -34,11 +34,12 @@ class Running:
         self.num_plans = 0
         """Generations that ran."""
 
-    def expect(self, plan: VerifiedPlan) -> None:
+    def expect(self, plan: VerifiedPlan) -> Programs:
         """What the ranks will run."""
         programs = Programs.of_plan(plan)
         self._observed.begin(self._core.generation, programs)
         self._programs = self._core.generation, programs
+        return programs
 
     def begin(self, *, is_new: bool = True) -> None:
         """Everybody joined; a generation that is not new ran under another coordinator."""
