@@ -95,5 +95,5 @@ def _snapshots(job: JobConfig, start: Start) -> tuple[SharedDir | None, Snapshot
     every = job.state.snapshot_every
     if every == 0 or not start.run:
         return None, None
-    shared = SharedDir(shared_path(start.run, start.node))
+    shared = SharedDir(shared_path(start.run, start.host))
     return shared, Snapshots(shared.path, start.rank, every)

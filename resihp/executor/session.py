@@ -41,6 +41,7 @@ from resihp.executor.model import Model
 from resihp.executor.reshard import Resharding
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.saver import Saver
+from resihp.executor.snapshots.generation import GenerationSnapshots
 from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
 from resihp.executor.stream import Stream
 from resihp.executor.threads import in_thread
@@ -101,6 +102,7 @@ class Session:
         self._interpreter: Interpreter | None = None
         self._work: TrainingWork | None = None
         self._saver: Saver | None = None
+        self._snapshots: GenerationSnapshots | None = None
         self._left = False
 
     def at(self) -> At:
@@ -145,7 +147,15 @@ class Session:
             lambda: shard_hashes(self._model, holding, plan.mesh.tp)
         ).wait_async()
         state.prepare(deploy.generation, holding)
-        await self._device.comm.submit(state.secure).wait_async()
+        self._snapshots = GenerationSnapshots(
+            self._model,
+            plan,
+            state,
+            self._device,
+            deploy.peers,
+            wants_buddy=self._job.state.buddy,
+        )
+        await self._snapshots.secure()
         self._send(Joined(generation=deploy.generation, hashes=hashes, moved_bytes=moved_bytes))
         self.joining.doing = "waits for the others to join"
         await self._injector.joining("joined", redone)
@@ -156,8 +166,7 @@ class Session:
         )
         await self.joining.go
         state.go()
-        if state.snapshots is not None:
-            await asyncio.to_thread(state.snapshots.remove_all_but, plan.active_ranks)
+        await self._snapshots.begin()
         return await iterate(
             await self._make_interpreter(plan, holding, groups, keep),
             state,
@@ -362,6 +371,8 @@ class Session:
     async def leave(self) -> None:
         """Stop everything of this generation; returns when both streams are idle."""
         self._left = True
+        if self._snapshots is not None:
+            self._snapshots.end()
         if self._saver is not None:
             self._saver.close()
         streams = self._device.compute, self._device.comm

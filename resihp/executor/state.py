@@ -31,6 +31,7 @@ from resihp.executor.model import Model, tensors_of
 from resihp.executor.snapshots.format import NUM_KINDS, Manifest
 from resihp.executor.snapshots.reader import Snapshot
 from resihp.executor.snapshots.writer import Snapshots, manifest_of
+from resihp.executor.stream import Event
 from resihp.ir.program import Program
 from resihp.ir.reshard import chunks_of_member
 from resihp.wire.messages import Commit, HeldSums, Sealed, StepRecord
@@ -159,7 +160,7 @@ class TrainState:
         that all members can go back to the version before.
         """
         if self.snapshots is not None:
-            self.snapshots.finish()
+            self.snapshots.finish_copy()
 
     def reduce_complete(self, reduced: dict[str, Tensor]) -> None:
         """The gradients of step `version` are complete on this rank."""
@@ -174,7 +175,8 @@ class TrainState:
 
     def apply(self) -> None:
         """Complete the voted step: update the parameters, or skip as all others do."""
-        self.seal()
+        if self.snapshots is not None:
+            self.snapshots.finish()
         record = self.record
         assert record is not None
         assert record.step == self.version
@@ -294,8 +296,8 @@ class TrainState:
             holding.optimizer.num_steps = self.updates
         self.pending = (generation, holding)
 
-    def secure(self) -> None:
-        """Seal a snapshot of the prepared layout, before anybody counts on it.
+    def secure(self) -> tuple[Manifest, Event] | None:
+        """Seal a snapshot of the prepared layout, before anybody counts on it, and return it.
 
         UserError where this node has no memory for it and the job begins; later such a rank goes
         on without.
@@ -304,7 +306,7 @@ class TrainState:
         assert self.pending is not None
         generation, holding = self.pending
         if snapshots is None or holding is None:
-            return
+            return None
         snapshots.allow()
         manifest = self._manifest(snapshots, generation, holding)
         try:
@@ -314,7 +316,7 @@ class TrainState:
                 raise UserError(snapshots.why_not(error), key="state.snapshot_every") from error
             snapshots.refuse(error)
         snapshots.begin(manifest, holding.kinds())
-        snapshots.finish()
+        return manifest, snapshots.written()
 
     def go(self) -> None:
         """Use the prepared holding and let the old layout go."""

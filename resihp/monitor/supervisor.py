@@ -224,7 +224,7 @@ class Supervisor:
         run_dir = RunDir(Path(self._welcome.run_dir))
         log_path = run_dir.log_path(self._rank)
         if self._memory is None:
-            self._memory = KeptDir(shared_path(run_dir.path.name))
+            self._memory = KeptDir(shared_path(run_dir.path.name, self._host))
         self._memory.keep()
         self._executor = ExecutorProcess(self._rank, log_path, self._timing, self._executor_says)
         await self._executor.open(

@@ -387,7 +387,6 @@ class Start(_Message, frozen=True, kw_only=True):
     """The last step that each injection struck an earlier executor of this rank in."""
     run: str = ""
     """Name of the run's directory, which that of its snapshots has too."""
-    node: int = 0
 
 
 class Close(_Message, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resihp.errors import UserError
+from resihp.wire.address import LOOPBACK
 
 __all__ = ["SHM", "KeptDir", "SharedDir", "remove_unheld", "shared_path", "stale_dirs"]
 
@@ -25,9 +26,10 @@ SHM = Path("/dev/shm")
 _LOCK = "lock"
 
 
-def shared_path(run: str, node: int = 0, root: Path = SHM) -> Path:
-    """Where the ranks of `node` of the run `run` (the name of its directory) keep snapshots."""
-    further = f"-node{node}" if node else ""
+def shared_path(run: str, host: str = LOOPBACK, root: Path = SHM) -> Path:
+    """Where the ranks of the node at `host` of the run `run` (its directory's name) keep
+    snapshots: several nodes may be on one machine."""
+    further = "" if host == LOOPBACK else f"-{host}"
     return root / f"resihp-{os.getuid()}-{run}{further}"
 
 

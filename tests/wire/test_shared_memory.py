@@ -44,7 +44,9 @@ def test_no_shared_memory_is_the_users_to_know(tmp_path: Path):
 
 def test_nodes_of_one_machine_have_directories_of_their_own(tmp_path: Path):
     """[T34] So have runs."""
-    paths = {shared_path(run, node, tmp_path) for run in "ab" for node in (0, 1)}
+    paths = {
+        shared_path(run, host, tmp_path) for run in "ab" for host in ("127.0.0.1", "127.0.0.2")
+    }
     assert len(paths) == 4
     assert all(path.name.startswith(f"resihp-{os.getuid()}-") for path in paths)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # emulated devices start without torch
     from resihp.ir.model import Plan
     from resihp.wire.address import Address
 
-__all__ = ["STATE", "Communicator", "Device", "Groups", "Tag", "Wire"]
+__all__ = ["SNAPSHOT", "STATE", "Communicator", "Device", "Groups", "Tag", "Wire"]
 
 
 class Tag(NamedTuple):
@@ -34,6 +34,8 @@ class Tag(NamedTuple):
     chunk: int
 
 
+SNAPSHOT = 254
+"""`Tag.kind` of a snapshot on its way to another node."""
 STATE = 255
 """`Tag.kind` of a piece of state; every other kind is the number of an `Op`."""
 

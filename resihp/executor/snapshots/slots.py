@@ -61,8 +61,17 @@ class Slots:
         for slot in self._free(keep):
             self._mapped(slot, size)
 
-    def write(self, manifest: Manifest, kinds: Kinds, keep: tuple[int, int] | None) -> None:
-        """Copy and seal. The slot with the sealed generation and version `keep` stays as it is.
+    def fresh(self, size: int, keep: tuple[int, int] | None) -> mmap.mmap:
+        """The memory of a slot that is not `keep`, without a seal, to write `size` bytes into."""
+        (slot, *_) = self._free(keep)
+        raw = self._mapped(slot, size).raw
+        raw[HEAD_BYTES - len(NO_SEAL) : HEAD_BYTES] = NO_SEAL
+        return raw
+
+    def write(self, manifest: Manifest, kinds: Kinds, keep: tuple[int, int] | None) -> mmap.mmap:
+        """Copy and seal; the file's bytes.
+
+        The slot with the sealed generation and version `keep` stays as it is.
 
         `kinds` hold the tensors of the manifest and do not change meanwhile. OSError where there
         is not enough memory.
@@ -76,6 +85,7 @@ class Slots:
         words = np.frombuffer(raw, np.uint64, offset=begin)
         sums = np.fromiter(_copied(found, kinds, raw, words, begin), np.uint64)
         raw[:HEAD_BYTES] = pack_head(len(text), seal_of(text, sums))
+        return raw
 
     def forget(self) -> None:
         """Let the mappings go; the files stay."""

@@ -9,7 +9,8 @@ version v, and the versions in shared memory never lie further apart than the sl
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Mapping
+import mmap
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -56,6 +57,9 @@ class Snapshots:
         self._writing: Event | None = None
         self._newest: tuple[int, int] | None = None
         """Generation and version to go back to: the slot that stays while the other is written."""
+        self.on_begin: Callable[[Manifest, Event], Event] | None = None
+        """Makes a copy elsewhere of what is being written, and says what happens once it is."""
+        self._copied: Event | None = None
         self.refusal = ""
         """Why nothing is written any more, in words; '' while all is well."""
 
@@ -78,19 +82,24 @@ class Snapshots:
             return
         ready = _mark(kinds)
         self._writing = self._stream.submit(partial(self._write, manifest, kinds, ready))
+        if self.on_begin is not None:
+            self._copied = self.on_begin(manifest, self._writing)
 
-    def _write(self, manifest: Manifest, kinds: Kinds, ready: torch.Event | None) -> None:
+    def _write(
+        self, manifest: Manifest, kinds: Kinds, ready: torch.Event | None
+    ) -> mmap.mmap | None:
         try:
             if ready is not None:
                 ready.synchronize()
-            self._slots.write(manifest, kinds, self._newest)
+            raw = self._slots.write(manifest, kinds, self._newest)
         except OSError as error:
             # No room: the state is as safe as without snapshots, and training goes on.
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             self.refuse(error)
-        else:
-            self._newest = manifest.generation, manifest.version
+            return None
+        self._newest = manifest.generation, manifest.version
+        return raw
 
     def refuse(self, error: OSError) -> None:
         """No more snapshots until `allow`."""
@@ -113,6 +122,22 @@ class Snapshots:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.wait()
+
+    def written(self) -> Event:
+        """What was begun, sealed; its result is the file's bytes, or None without memory."""
+        writing = self._writing
+        if writing is None:
+            writing = Event()
+            writing.set(None)
+        self.finish()
+        return writing
+
+    def finish_copy(self) -> None:
+        """Wait until it is sealed elsewhere too, where it is copied; raises what broke that."""
+        self.finish()
+        copied, self._copied = self._copied, None
+        if copied is not None:
+            copied.wait()
 
     def sealed(self) -> tuple[Sealed, ...]:
         """Everything that is sealed on this node, by its heads."""

@@ -1,0 +1,209 @@
+"""Copies of snapshots on another node: each rank gives its own to a buddy there.
+
+A snapshot that was sealed goes to the buddy as it lies in its file, and into a file of the same
+name in the buddy's shared memory, its head last and only if the seal is that of the bytes. The
+buddy says so. A rank brings its contribution to the next vote after that, so copies are never
+older than the snapshots beside the ranks (`writer`); readers see no difference between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from resihp.errors import CommError, GenerationClosed, ResihpError
+from resihp.executor.device.interface import SNAPSHOT, Tag, Wire
+from resihp.executor.snapshots.format import (
+    HEAD_BYTES,
+    NO_SEAL,
+    Manifest,
+    block_sums,
+    encode_manifest,
+    pack_head,
+    places,
+    seal_of,
+)
+from resihp.executor.snapshots.slots import Slots
+from resihp.executor.snapshots.writer import Snapshots
+from resihp.executor.stream import Event
+
+__all__ = ["Buddies", "buddy_of"]
+
+PIECE_BYTES = 16 << 20
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
+
+
+def buddy_of(rank: int, hosts: Mapping[int, str]) -> int | None:
+    """The rank that keeps a copy for `rank`, on the next node; None where all share one.
+
+    `hosts` says which node each rank of the plan is on, as its address.
+    """
+    nodes = sorted(set(hosts.values()))
+    if len(nodes) < 2:
+        return None
+    mine = sorted(other for other in hosts if hosts[other] == hosts[rank])
+    following = nodes[(nodes.index(hosts[rank]) + 1) % len(nodes)]
+    there = sorted(other for other in hosts if hosts[other] == following)
+    return there[mine.index(rank) % len(there)]
+
+
+class _Begun(NamedTuple):
+    """A snapshot that is being written, and what happens when its copy is sealed."""
+
+    manifest: Manifest
+    written: Event
+    copied: Event
+
+
+class Buddies:
+    """One rank's copies in one generation: what it gives, and what it keeps for its wards."""
+
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        wire: Callable[[], Wire],
+        hosts: Mapping[int, str],
+        shapes_of: Callable[[int], Shapes],
+    ) -> None:
+        """`shapes_of` a rank: the tensors of its snapshots. On the event loop."""
+        rank = snapshots.rank
+        self._snapshots = snapshots
+        self._wire = wire
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[_Begun] = asyncio.Queue()
+        self._pending: set[Event] = set()
+        self._is_over = False
+        self.buddy = buddy_of(rank, hosts)
+        self._wards = {
+            ward: (shapes_of(ward), Slots(snapshots.folder, ward))
+            for ward in sorted(hosts)
+            if buddy_of(ward, hosts) == rank
+        }
+        self.near = {other for other in hosts if hosts[other] == hosts[rank]} | self._wards.keys()
+        """Ranks whose snapshots belong into the memory of this node."""
+
+    @property
+    def peers(self) -> set[int]:
+        """Ranks that this one sends to."""
+        return self._wards.keys() | ({self.buddy} if self.buddy is not None else set())
+
+    def begun(self, manifest: Manifest, written: Event) -> Event:
+        """A snapshot is being written; what happens once its copy is sealed. From any thread."""
+        copied = Event()
+        self._pending.add(copied)
+        if self._is_over:
+            self._end(copied, GenerationClosed("the generation is over"))
+        else:
+            begun = _Begun(manifest, written, copied)
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, begun)
+        return copied
+
+    async def serve(self) -> None:
+        """Exchange what is begun, until cancelled."""
+        while True:
+            manifest, written, copied = await self._queue.get()
+            try:
+                await self.exchange(manifest, written)
+            except ResihpError as error:  # whoever waits for the copy raises it
+                self._end(copied, error)
+            else:
+                self._end(copied, None)
+
+    def stop(self) -> None:
+        """The generation is over: nobody waits any longer."""
+        self._is_over = True
+        for copied in list(self._pending):
+            self._end(copied, GenerationClosed("the generation is over"))
+
+    def _end(self, copied: Event, error: BaseException | None) -> None:
+        self._pending.discard(copied)
+        if error is None:
+            copied.set()
+        else:
+            copied.fail(error)
+
+    async def exchange(self, manifest: Manifest, written: Event) -> None:
+        """Give our snapshot, and keep those of our wards at the same version.
+
+        CommError or PeerLost where a peer is gone or a copy came changed.
+        """
+        await asyncio.gather(
+            self._give(manifest, written),
+            *(self._keep(ward, manifest) for ward in self._wards),
+        )
+
+    async def _give(self, manifest: Manifest, written: Event) -> None:
+        if self.buddy is None:
+            return
+        await written.wait_async()  # None where there was no memory for it
+        raw = written.wait()
+        if raw is None:
+            raise CommError("no snapshot to give a copy of")
+        flat: Tensor = torch.frombuffer(raw, dtype=torch.uint8)
+        whole = Event()
+        whole.set(flat)
+        sent = [
+            self._wire().send(self.buddy, _tag(manifest.version, piece), whole, _cut(begin, end))
+            for piece, (begin, end) in enumerate(_pieces(flat.numel()))
+        ]
+        for event in sent:
+            await event.wait_async()
+        await self._wire().receive(self.buddy, _done(manifest.version), 1).wait_async()
+
+    async def _keep(self, ward: int, ours: Manifest) -> None:
+        shapes, slots = self._wards[ward]
+        expected = Manifest(
+            rank=ward,
+            generation=ours.generation,
+            version=ours.version,
+            updates=ours.updates,
+            tensors=tuple(shapes),
+        )
+        *_, size = places(expected, len(encode_manifest(expected)))
+        arriving = [
+            self._wire().receive(ward, _tag(ours.version, piece), end - begin)
+            for piece, (begin, end) in enumerate(_pieces(size))
+        ]
+        parts = [await event.wait_async() for event in arriving]
+        await asyncio.to_thread(_store, slots, expected, size, parts)
+        happened = Event()
+        happened.set(torch.zeros(1, dtype=torch.uint8))
+        self._wire().send(ward, _done(ours.version), happened)
+
+
+def _store(slots: Slots, expected: Manifest, size: int, parts: Sequence[Any]) -> None:
+    """Write a copy, its head last; CommError where it is not what its owner sealed."""
+    text = encode_manifest(expected)
+    raw = slots.fresh(size, (expected.generation, expected.version - 1))
+    raw[:HEAD_BYTES] = pack_head(len(text), NO_SEAL)
+    head = bytes(parts[0][:HEAD_BYTES])
+    for (begin, end), part in zip(_pieces(size), parts, strict=True):
+        skipped = HEAD_BYTES if begin == 0 else 0
+        raw[begin + skipped : end] = part[skipped:]
+    _, begin, _ = places(expected, len(text))
+    sums = block_sums(np.frombuffer(raw, np.uint64, offset=begin))
+    is_text = raw[HEAD_BYTES : HEAD_BYTES + len(text)] == text
+    if not is_text or head != pack_head(len(text), seal_of(text, sums)):
+        raise CommError(f"the snapshot of rank {expected.rank} came changed")
+    raw[:HEAD_BYTES] = head
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    return ((at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES))
+
+
+def _cut(begin: int, end: int) -> Callable[[Tensor], Tensor]:
+    return lambda flat: flat[begin:end]
+
+
+def _tag(version: int, piece: int) -> Tag:
+    return Tag(SNAPSHOT, version, 0, 0, piece, 0)
+
+
+def _done(version: int) -> Tag:
+    return Tag(SNAPSHOT, version, 0, 0, 0, 1)
