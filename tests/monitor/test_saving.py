@@ -278,6 +278,17 @@ def test_a_rank_that_dies_while_it_saves_is_done_without():
     assert desk.end.exit_code == 143
 
 
+def test_an_order_to_save_is_repeated_to_who_may_not_have_it():
+    """The connection to a node was lost meanwhile: whoever has not reported is told again."""
+    desk = desk_of().run()
+    desk.step(0)
+    desk.do(desk.coordinator.stop("stopped by SIGTERM", 143, desk.clock.now_s()))
+    desk.settle(version=1)
+    desk.say(0, part(desk, 1))
+    desk.do(desk.coordinator.reached([0, 1], desk.clock.now_s()))
+    assert [rank for rank, _ in desk.sent(Save)] == [0, 1, 2, 3, 1]
+
+
 def test_no_plan_saves_what_survivors_hold():
     """[T12] All shards are alive and yet no plan can go on: saved, and 4."""
     job = job_of(tp=1, pp=1, dp=2, steps=9)

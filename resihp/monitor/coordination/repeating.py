@@ -10,6 +10,7 @@ from collections.abc import Collection
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.opening import Opening
 from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.coordination.saving import Saving
 from resihp.wire.messages import Close, Go, Resend
 
 __all__ = ["Repeating"]
@@ -18,9 +19,10 @@ __all__ = ["Repeating"]
 class Repeating:
     """Of what the present phase asks of ranks."""
 
-    def __init__(self, core: Core, opening: Opening) -> None:
+    def __init__(self, core: Core, opening: Opening, saving: Saving) -> None:
         self._core = core
         self._opening = opening
+        self._saving = saving
 
     def reached(self, ranks: Collection[int]) -> None:
         """Messages reach `ranks` again, and what they said meanwhile may be lost too."""
@@ -35,6 +37,8 @@ class Repeating:
                     core.send(rank, Close(generation=core.generation))
                 case Phase.OPENING:
                     self._opening.repeat(rank)
+                case Phase.SAVING:
+                    self._saving.repeat(rank)
                 case Phase.RUNNING:
                     core.send(rank, Go(generation=core.generation))
                 case _:

@@ -52,6 +52,7 @@ class Saving:
         self._completing: dict[str, Manifest] = {}
         self._failed: set[str] = set()
         self.ending: Ending | None = None
+        self._order: Save | None = None
 
     @property
     def at(self) -> SaveAt | None:
@@ -260,8 +261,19 @@ class Saving:
         )
         name = version_name(commit.version, at.run, core.generation)
         self._unfinished[name] = _Unfinished(core.generation, frozenset(writers))
+        self._order = order
         for rank in writers:
             core.send(rank, order)
+
+    def repeat(self, rank: int) -> None:
+        """What `rank` was told to write, again, unless its part is there."""
+        order = self._order
+        if order is None or rank not in order.alive:
+            return
+        name = version_name(order.commit.version, order.at.run, order.generation)
+        unfinished = self._unfinished.get(name)
+        if unfinished is not None and rank not in unfinished.parts:
+            self._core.send(rank, order)
 
     def tick(self, waited_s: float) -> None:
         """Of the phase in which survivors write."""
