@@ -231,11 +231,18 @@ def newest_complete(
 def complete(directory: Path, name: str, manifest: Manifest, disk: Disk | None = None) -> None:
     """Check the parts of a version and mark it complete, on disk before this returns.
 
+    Nothing is done where it is complete; what somebody left who died on the way is written anew.
     CheckpointRefused where the parts are not one whole state, OSError where the disk is at fault;
     then it has no marker.
     """
     with open_folder(directory, disk) as parent, parent.inside(name) as folder:
+        if folder.has(COMPLETE):
+            read_manifest(folder)
+            return
         read_parts(folder, manifest)
+        for stale in (MANIFEST, _NEW):
+            if folder.has(stale):
+                folder.unlink(stale)
         raw = encode(manifest)
         folder.write_new(MANIFEST, [raw])
         marker = Marker(manifest_bytes=len(raw), manifest_sha256=sha256(raw))

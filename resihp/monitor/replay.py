@@ -13,6 +13,7 @@ from resihp.wire.messages import (
     Finished,
     Joined,
     Message,
+    PartSaved,
     Ready,
     Settled,
     StepDone,
@@ -24,7 +25,7 @@ __all__ = ["Replay"]
 MAX_STEPS = 4096
 """Steps that can be told to a coordinator that was not there; a few hundred bytes each."""
 
-_ORDER = (ExecutorStarted, Ready, Settled, StoreOpened, Joined, Finished, ExecutorExited)
+_ORDER = (ExecutorStarted, Ready, Settled, StoreOpened, Joined, PartSaved, Finished, ExecutorExited)
 """Kinds of which the last one counts, in the order in which they are said again."""
 
 

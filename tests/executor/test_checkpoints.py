@@ -16,7 +16,7 @@ from saved_layouts import CONFIG, POSITION, held, logical_state, random_layout, 
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from resihp.checkpoint.versions import list_versions
+from resihp.checkpoint.versions import complete, list_versions
 from resihp.errors import CheckpointRefused
 from resihp.executor.checkpoint.loading import VersionReader, load_holding
 from resihp.executor.checkpoint.pieces import all_keys
@@ -156,3 +156,19 @@ def test_the_list_shows_what_was_saved(tmp_path: Path):
     assert all(each.manifest is not None for each in found)
     assert found[0].manifest is not None
     assert found[0].manifest.position == POSITION
+
+
+def test_a_version_can_be_completed_again(tmp_path: Path):
+    """By a coordinator that took over: what is complete stays, what is half-way is done anew."""
+    plan = random_layout(random.Random(5))
+    version = save(tmp_path, plan, logical_state(1))
+    marker = (version / "complete").read_bytes()
+    manifest = list_versions(tmp_path)[0].manifest
+    assert manifest is not None
+    complete(tmp_path, version.name, manifest)
+    assert (version / "complete").read_bytes() == marker
+    (version / "complete").rename(version / "complete.new")
+    (version / "manifest.json").write_bytes(b"half of it")
+    complete(tmp_path, version.name, manifest)
+    assert (version / "complete").read_bytes() == marker
+    assert_loads(version, random_layout(random.Random(7)), 1)

@@ -98,6 +98,18 @@ def test_a_version_is_completed_once_every_member_wrote_its_part():
     assert order.manifest.position == POSITION
 
 
+def test_parts_that_are_said_again_complete_nothing_twice():
+    """Supervisors repeat them to a monitor or a coordinator that is new."""
+    desk = desk_of().run()
+    for step in (0, 1):
+        desk.step(step)
+    desk.say_all(part(desk, 2))
+    desk.say_all(part(desk, 2))
+    save(desk, 2)
+    desk.say_all(part(desk, 2))
+    assert len(desk.all_of(CompleteVersion)) == 1
+
+
 def test_a_save_in_flight_is_dropped_with_its_generation():
     """[T23] A rank dies before the last part: the version is removed, late parts count nothing."""
     desk = desk_of().run()

@@ -120,6 +120,8 @@ class Saving:
         core, name = self._core, message.name
         if message.generation != core.generation or name in self._failed or self._place is None:
             return  # its generation is over
+        if name in self._completing or any(each.name == name for each in self.versions):
+            return  # said again
         unfinished = self._unfinished.setdefault(
             name, _Unfinished(core.generation, self._writers())
         )
