@@ -1,0 +1,69 @@
+"""What earlier coordinators left in a run's directory, torn rows included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resihp.monitor.run_dir import RunDir
+from resihp.wire.messages import StepRecord
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(
+        step=step,
+        loss=2.5 - step,
+        grad_norm=1.0,
+        learning_rate=1e-3,
+        skipped=step == 1,
+        num_tokens=640,
+        samples=(step, step + 1),
+        duration_s=0.125,
+    )
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    made = RunDir.make(tmp_path / "run")
+    for step in range(3):
+        made.step(record(step), generation=1)
+    made.event("executor_started", {"rank": 1, "pid": 5}, 0.5)
+    made.event("executor_started", {"rank": 1, "pid": 6}, 1.5)
+    made.event("running", {"generation": 1, "hashes": {}}, 2.0)
+    made.close()
+    return made
+
+
+def test_committed_steps_are_read_back(run_dir: RunDir):
+    """As they were written, to the last digit."""
+    past = run_dir.past()
+    assert past.records == [record(step) for step in range(3)]
+    assert past.num_plans == 1
+    assert past.executors == {1: 6}
+    assert past.incidents == []
+
+
+@pytest.mark.parametrize("num_bytes", [1, 10])
+def test_a_row_that_is_not_whole_is_cut_off(run_dir: RunDir, num_bytes: int):
+    """And with it the other row of its step, so that the next one follows on whole ones."""
+    ledger = run_dir.path / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-num_bytes])
+    assert run_dir.past().records == [record(0), record(1)]
+    again = RunDir(run_dir.path)
+    again.step(record(2), generation=1)
+    again.close()
+    assert run_dir.past().records == [record(step) for step in range(3)]
+    for name in ("metrics", "ledger"):
+        rows = (run_dir.path / f"{name}.jsonl").read_text().splitlines()
+        assert len(rows) == 3
+
+
+def test_a_loss_that_nobody_has_recovered_from_is_an_open_incident(run_dir: RunDir):
+    """The next coordinator closes it."""
+    late = RunDir(run_dir.path)
+    late.event("rank_lost", {"rank": 1, "evidence": "gone", "last_words": ""}, 9.0)
+    late.close()
+    (incident,) = run_dir.past().incidents
+    assert (incident.ranks, incident.detected_s, incident.step) == ([1], 9.0, 3)
+    assert incident.resumed_s is None
