@@ -240,6 +240,9 @@ class FastReducer:
 
     Replicated tensors are added in member order instead where there are several chunks: a ring's
     order depends on the length of what it sums, and two chunks must not give other bits.
+
+    On the CPU a copy of the sums is reduced, so that they are there until the next iteration. A
+    GPU has no memory to spare for that: there they are reduced where they are.
     """
 
     def __init__(
@@ -250,12 +253,17 @@ class FastReducer:
         self._groups = groups
         self._gather = gather
         self._flat, self._sums = shards.flat_buffer()
+        self._out, self._out_sums = self._flat, self._sums
+        """What is reduced."""
+        if torch.device(shards.device).type == "cpu":
+            self._out, self._out_sums = shards.flat_buffer()
         self._in_place = len(shards.chunks) == 1 and not shards.copied
-        """What is cut is exactly one chunk, so that the sums can be reduced where they are."""
-        self._reduced = self._sums if self._in_place else shards.empty()
+        """What is cut is exactly one chunk, so that it can be reduced where it is."""
+        self._reduced = self._out_sums if self._in_place else shards.empty()
         self._num_added = 0
         self._keys: set[Key] = set()
         """Micro-batches that are in the sums whole; none once they are reduced in their place."""
+        self._is_reduced = False
 
     def add(self, key: Key, grads: dict[str, Tensor]) -> None:
         """See `Reducer`."""
@@ -265,11 +273,16 @@ class FastReducer:
 
     def sums(self) -> Mapping[str, Tensor]:
         """See `Reducer`."""
-        if not self._num_added:
-            self._flat.zero_()
-            self._keys.clear()
+        self._begin()
         self._num_added += 1
         return self._sums
+
+    def _begin(self) -> None:
+        """Zeros, where nothing of this iteration is there yet."""
+        if self._is_reduced:
+            self.discard()
+        if not self._num_added:
+            self._flat.zero_()
 
     def added(self, key: Key) -> None:
         """See `Reducer`."""
@@ -279,6 +292,7 @@ class FastReducer:
         """See `Reducer`."""
         self._num_added = 0
         self._keys.clear()
+        self._is_reduced = False
 
     def held(self) -> list[SumSet]:
         """See `Reducer`: all in one; none where one was not added to its end."""
@@ -296,17 +310,19 @@ class FastReducer:
 
     def reduce(self) -> dict[str, Tensor]:
         """See `Reducer`."""
-        if not self._num_added:
-            self._flat.zero_()
-        self._num_added = 0
-        self._keys.clear()
+        self._begin()
+        self._is_reduced = True
+        if self._out is self._flat:
+            self._keys.clear()
+        else:
+            self._out.copy_(self._flat)
         shards = self._shards
         if shards.num_chunks == 1:
-            self._groups[0].all_reduce_(self._flat)
+            self._groups[0].all_reduce_(self._out)
             return self._reduced
         if self._in_place:
             ((chunk, group),) = self._groups.items()
-            group.all_reduce_(self._flat[: shards.length(shards.cut, chunk)])
+            group.all_reduce_(self._out[: shards.length(shards.cut, chunk)])
         else:
             self._reduce_copied_out()
         self._reduce_replicated()
@@ -317,7 +333,7 @@ class FastReducer:
         for names in shards.buckets(shards.cut):
             flats: dict[int, Tensor] = {}
             for chunk, group in self._groups.items():
-                flats[chunk] = shards.flatten(self._sums, names, chunk)
+                flats[chunk] = shards.flatten(self._out_sums, names, chunk)
                 group.all_reduce_(flats[chunk])
             shards.unflatten(flats, names, self._reduced, self._gather)
 
@@ -325,7 +341,7 @@ class FastReducer:
         names = self._shards.replicated
         if not names:
             return
-        mine = _cat([self._sums[name].reshape(-1) for name in names])
+        mine = _cat([self._out_sums[name].reshape(-1) for name in names])
         for group in self._groups.values():
             total = tree_sum(list(group.all_gather(mine)))
             parts = split_flat(total, [self._sums[name].numel() for name in names])

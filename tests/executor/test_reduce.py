@@ -363,7 +363,11 @@ def test_a_sum_that_one_micro_batch_is_half_in_holds_nothing():
         assert reducer.held() == []
         reducer.added(second)
         assert [each.keys for each in reducer.held()] == [{first, second}]
+        before = {name: tensor.clone() for name, tensor in reducer.held()[0].sums.items()}
         reducer.reduce()
+        (after,) = reducer.held()
+        assert_same_bits(dict(after.sums), before)
+        reducer.sums()
         assert reducer.held() == []
 
     run_ranks(ODD, plan, work)

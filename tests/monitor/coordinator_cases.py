@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from resihp.compiler.adaptation import ANYTHING, Profile
+from resihp.compiler.sources import Stored
 from resihp.config import (
     BatchConfig,
     JobConfig,
@@ -90,10 +92,18 @@ class CachedPlanner(Planner):
         self.made.add(plan.text)
         return plan
 
-    def _adapted(self, previous: VerifiedPlan, lost: Any, *others: Any) -> VerifiedPlan:
-        key = (previous.lasting.text, frozenset(lost), repr(others))
+    def _adapted(
+        self,
+        previous: VerifiedPlan,
+        lost: Iterable[int],
+        step: int,
+        stored: Stored,
+        profile: Profile = ANYTHING,
+    ) -> VerifiedPlan:
+        lost = sorted(lost)
+        key = (previous.lasting.text, *lost, repr((step, stored, profile)))
         parent = super()._adapted
-        return self._known(key, lambda: parent(previous, lost, *others))
+        return self._known(key, lambda: parent(previous, lost, step, stored, profile))
 
     def after_return(self, *args: Any, **kwargs: Any) -> Grown:
         grown = super().after_return(*args, **kwargs)
