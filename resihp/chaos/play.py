@@ -209,7 +209,9 @@ class Played:
         self._left += [f"/dev/shm/{name}" for name in sorted(shared_memory(run))]
 
     def _look(self) -> None:
-        for pid, usage in usage_of(tagged(self._entry)).items():
+        """Processes that were there when the job began to run: later ones grow as they start."""
+        pids = self._history or tagged(self._entry)
+        for pid, usage in usage_of(pids).items():
             self._history.setdefault(pid, []).append(usage)
 
     # --- what it left
