@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from quorum_cases import entry_of
 
 from resihp.monitor.quorum.leadership import (
@@ -141,6 +144,35 @@ def test_a_node_is_lost_when_it_is_silent_or_nobody_listens_there():
     assert isinstance(decided, Decided)
     assert (decided.entry.electors, decided.entry.voters) == ((0, 1, 2), (0, 1))
     assert lead.refused(1, silent_s) == [NodeLost(1, "its node is gone")]
+
+
+@pytest.mark.parametrize("lost", [0.01, 0.1, 0.4])
+def test_beats_that_are_lost_late_or_doubled_are_no_verdict(lost: float):
+    """[T28] Below the limit nobody is lost, whatever the order; a burst above it is one verdict."""
+    lead, watch = leading(), Watch(2, 3, TIMING, 0.0)
+    chance = random.Random(0)
+    late: list[int] = []
+    burst_s = 100.0, 100.0 + 2 * TIMING.silent_s
+    verdicts: list[float] = []
+    now_s = 0.0
+    while now_s < 200.0:
+        now_s += TIMING.beat_s
+        late.append(watch.beats(now_s))
+        for node in (0, 1):
+            lead.beat(node, 0, now_s)
+        if not burst_s[0] < now_s < burst_s[1] and chance.random() > 0.3:
+            chance.shuffle(late)
+            for number in late * chance.choice([1, 2]):
+                if chance.random() > lost:
+                    for told in lead.beat(2, number, now_s):
+                        assert isinstance(told, ToNode)
+                        assert isinstance(told.message, Leads)
+                        watch.heard(told.message, promised=4)
+            late.clear()
+        verdicts += [now_s for each in lead.tick(now_s) if isinstance(each, NodeLost)]
+        assert verdicts or not watch.must_fence(now_s)
+    assert len(verdicts) == 1
+    assert burst_s[0] < verdicts[0] < burst_s[1]
 
 
 def test_a_coordinator_without_a_quorum_gives_up():
