@@ -56,18 +56,24 @@ def _directory(args: argparse.Namespace) -> Path:
     """Where the versions are. Raises UserError where there is no such directory."""
     from resihp.errors import UserError
 
-    given: Path | None = args.directory
-    if given is None:
-        runs = sorted(args.runs_dir.glob("*/job.toml"), key=lambda path: path.stat().st_mtime)
-        if not runs:
-            raise UserError(
-                f"no run in {args.runs_dir}: name the directory of a run or of versions, or say "
-                "where runs are with --runs-dir"
-            )
-        given = runs[-1].parent
+    named: Path | None = args.directory
+    given = _newest_run(args.runs_dir) if named is None else named
     if not given.is_dir():
         raise UserError(f"{given} is no directory")
     return _of_run(given) if (given / "job.toml").is_file() else given.absolute()
+
+
+def _newest_run(runs_dir: Path) -> Path:
+    """Raises UserError where there is none."""
+    from resihp.errors import UserError
+
+    runs = sorted(runs_dir.glob("*/job.toml"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise UserError(
+            f"no run in {runs_dir}: name the directory of a run or of versions, or say where runs "
+            "are with --runs-dir"
+        )
+    return runs[-1].parent
 
 
 def _of_run(run: Path) -> Path:

@@ -125,12 +125,12 @@ class TrainState:
         self._job = job
         self.snapshots = snapshots
         self.agreement = Agreement()
-        self.layout = 0
+        self.layout: int = 0
         self.current: Holding | None = None
         self.pending: tuple[int, Holding | None] | None = None
-        self.version = 0
-        self.updates = 0
-        self.voted = 0
+        self.version: int = 0
+        self.updates: int = 0
+        self.voted: int = 0
         self.record: StepRecord | None = None
         self.reduced: dict[str, Tensor] | None = None
         self.held: Held | None = None
