@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 __all__ = ["answer"]
 
