@@ -167,3 +167,9 @@ bench-resilience: $(VENV)/.run
 # What a saved version costs: the copy, the write beside it, the load. ARGS="--mebibytes 1024".
 bench-checkpoint: $(VENV)/.run
 	$(BIN)/python benchmarks/checkpoints.py $(ARGS)
+
+.PHONY: bench-state
+
+# What snapshots, audits and checked parcels cost. ARGS="--rounds 0": CPU times alone.
+bench-state: $(VENV)/.run
+	$(BIN)/python benchmarks/state.py $(ARGS)

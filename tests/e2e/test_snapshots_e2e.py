@@ -62,3 +62,27 @@ def test_all_executors_are_killed_at_once_and_come_back(tmp_path: Path, corpus: 
     assert run.rows("ledger") == plain.rows("ledger")
     assert run.losses() == plain.losses()
     assert left_in_memory(run.dir.name) == []
+
+
+def test_nodes_with_both_holders_of_a_shard_are_lost_and_a_buddy_has_it(
+    tmp_path: Path, corpus: Path
+):
+    """[T8, T14] Their memory is gone with them; a copy is on the node after each. No step and no
+    sample twice, the losses within the rounding of a smaller TP degree."""
+    job = Job(steps=12, tp=2, pp=1, dp=2, sections="[rejoin]\nrestarts = 0\n")
+    for name in ("plain", "killed"):
+        (tmp_path / name).mkdir()
+    code, plain = complete(job, tmp_path / "plain", corpus)
+    assert code == 0, plain.text
+    path = job.write(tmp_path / "killed", corpus)
+    with running(train_command(path, "--nodes", "4"), tmp_path / "killed") as run:
+        run.read_to_step(3)
+        # Of one rank each: the second halves of both replicas.
+        for pid in [run.node_pid(node) for node in (1, 3)]:
+            os.kill(pid, signal.SIGKILL)
+        code = run.finish()
+    assert code == 0, run.text
+    assert run.rows("ledger") == plain.rows("ledger")
+    plans = "".join(each.read_text() for each in sorted((run.dir / "plans").iterdir()))
+    assert "restore layers=" in plans
+    assert run.losses() == pytest.approx(plain.losses(), rel=TP_CHANGE_TOLERANCE)

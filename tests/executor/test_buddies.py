@@ -131,3 +131,8 @@ async def test_the_end_of_a_generation_wakes_who_waits_for_a_copy(tmp_path: Path
         write(snapshots, 2)
         with pytest.raises(GenerationClosed):
             await asyncio.to_thread(snapshots.finish_copy)
+        snapshots.on_begin = None
+        write(snapshots, 3)
+        write(snapshots, 4)
+        snapshots.settle(1, 4)
+        snapshots.finish_copy()  # the next generation does not hear of it

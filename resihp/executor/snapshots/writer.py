@@ -173,6 +173,7 @@ class Snapshots:
         rank did beyond is no history any more.
         """
         self.finish()
+        self._copied = None  # of a generation that is over
         mine = (found.manifest for found in sealed_in(self.folder, self.rank))
         usable = [m.version for m in mine if m.generation == generation and m.version <= version]
         self._newest = (generation, max(usable)) if usable else None
