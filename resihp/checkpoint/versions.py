@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -253,28 +253,35 @@ def complete(directory: Path, name: str, manifest: Manifest, disk: Disk | None =
 
 
 def prune(
-    directory: Path, keep: int, busy: Iterable[str] = (), disk: Disk | None = None
-) -> list[str]:
+    directory: Path,
+    keep: int,
+    spared: Collection[str] = (),
+    *,
+    newest: str = "",
+    disk: Disk | None = None,
+) -> Iterator[str]:
     """Remove complete versions but the newest `keep`, and torn ones that are older than one.
 
-    Those in `busy` stay, as do those that were refused: somebody may want to look at them.
-    OSError where the disk is at fault; at every moment each version is complete or has no marker.
+    Where `newest` is named, it is the newest one: complete ones that come after it belong to what
+    the job went back from, stay, and are none of the `keep`. The same holds for those in `spared`:
+    somebody found their bytes damaged, or reads them now. What is listed as refused stays too:
+    somebody may want to look at it.
+    Yields each name before that version goes. OSError where the disk is at fault; at every moment
+    each version is complete or has no marker.
     """
     assert keep >= 1
-    stay = set(busy)
-    found = [each for each in list_versions(directory) if not each.trouble]
+    listed = list_versions(directory)
+    begin = next((at for at, each in enumerate(listed) if each.name == newest), 0)
+    found = [each for each in listed[begin:] if not each.trouble and each.name not in spared]
     whole = [each for each in found if each.manifest is not None]
-    stay.update(each.name for each in whole[:keep])
     if not whole:
-        return []
-    old = [
-        each.name
-        for each in found
-        if each.name not in stay and (each.manifest or each.version.step <= whole[0].version.step)
-    ]
-    for name in old:
-        discard(directory, name, disk)
-    return old
+        return
+    stay = {newest, *(each.name for each in whole[:keep])}
+    for each in found:
+        is_old = each.manifest is not None or each.version.step <= whole[0].version.step
+        if each.name not in stay and is_old:
+            yield each.name
+            discard(directory, each.name, disk)
 
 
 def discard(directory: Path, name: str, disk: Disk | None = None) -> None:

@@ -44,6 +44,8 @@ class CompleteVersion(msgspec.Struct, frozen=True):
 
     name: str
     manifest: Manifest
+    spared: tuple[str, ...] = ()
+    """Versions that are not to be pruned, nor to be counted on."""
 
 
 class DropVersion(msgspec.Struct, frozen=True):

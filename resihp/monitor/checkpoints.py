@@ -6,7 +6,9 @@ All of it is work on files: call it on a thread where a loop runs. Who decides i
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,9 +133,12 @@ def make_directory(place: SavePlace) -> None:
 
 
 def complete_version(
-    directory: Path, name: str, manifest: Manifest, *, keep: int
+    directory: Path, name: str, manifest: Manifest, *, keep: int, spared: Collection[str] = ()
 ) -> tuple[str, list[str]]:
-    """Mark a version complete and prune older ones: why it could not be, and what was pruned."""
+    """Mark a version complete and prune older ones: why it could not be, and what was pruned.
+
+    Those in `spared` stay, and are none of the `keep`.
+    """
     try:
         complete(directory, name, manifest)
     except CheckpointRefused as error:
@@ -142,10 +147,11 @@ def complete_version(
     except OSError as error:
         drop(directory, name)
         return f"{error.filename or directory}: {error.strerror}", []
-    try:
-        return "", prune(directory, keep)
-    except OSError:
-        return "", []  # the next one prunes again
+    pruned: list[str] = []
+    # Where the disk is at fault the next one prunes again.
+    with contextlib.suppress(OSError):
+        pruned.extend(prune(directory, keep, spared, newest=name))
+    return "", pruned
 
 
 def drop(directory: Path, name: str) -> None:

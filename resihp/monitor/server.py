@@ -442,7 +442,14 @@ class CoordinatorServer:
                 return
             keep = self._job.checkpoint.keep
             trouble, pruned = await asyncio.to_thread(
-                partial(complete_version, directory, action.name, action.manifest, keep=keep)
+                partial(
+                    complete_version,
+                    directory,
+                    action.name,
+                    action.manifest,
+                    keep=keep,
+                    spared=action.spared,
+                )
             )
         now_s = self._clock.now_s()
         self._perform(self._helm.completed(action.name, trouble, pruned, now_s))

@@ -60,7 +60,7 @@ def save_second(directory: Path, disk: Disk) -> None:
     for rank, share, copies in shares():
         parts.append(write_part(directory, NAME, rank, 20, share, copies, all_keys(ODD), disk=disk))
     complete(directory, NAME, manifest_of(parts, step=20, updates=20), disk)
-    prune(directory, 1, disk=disk)
+    list(prune(directory, 1, disk=disk))
 
 
 def assert_whole(directory: Path) -> int:
@@ -139,7 +139,7 @@ def test_the_next_save_clears_what_a_dead_one_left(memory: Path):
         directory = fresh(memory)
         in_child(partial(save_second, directory, DyingDisk(last)))
         save(directory, PLAN, logical_state(3), step=30, updates=30, run="after")
-        prune(directory, 1)
+        list(prune(directory, 1))
         assert [path.name for path in directory.iterdir()] == [version_name(30, "after", 1)]
 
 

@@ -177,6 +177,20 @@ def test_a_version_that_a_rank_refuses_is_taken_by_nobody():
     assert "damaged" in desk.end.reason
 
 
+def test_a_version_that_was_refused_is_not_counted_on():
+    """[T21] Pruning is told of it, and of the version that all begin with until they run."""
+    desk = desk_of(saved(6), saved(4), resume=True)
+    desk.say_all(ready())
+    desk.say(2, VersionRefused(generation=1, name=saved(6).name, why="part 3 is damaged"))
+    desk.say_all(settled(2, version=6, layouts=(0,)))
+    desk.run()
+    for step in (4, 5):
+        desk.step(step)
+    save(desk, 6)
+    (order,) = desk.all_of(CompleteVersion)
+    assert order.spared == (saved(6).name,)
+
+
 # --- going back
 
 

@@ -51,6 +51,8 @@ class Saving:
         self._unfinished: dict[str, _Unfinished] = {}
         self._completing: dict[str, Manifest] = {}
         self._failed: set[str] = set()
+        self._refused: set[str] = set()
+        """Complete by their marker, but somebody found their bytes damaged."""
         self.ending: Ending | None = None
         self._order: Save | None = None
 
@@ -99,6 +101,7 @@ class Saving:
         """`rank` could not load version `name`: nobody loads it any more."""
         core = self._core
         core.log("version_refused", rank=rank, version=name, why=why)
+        self._refused.add(name)
         if any(each.name == name for each in self.versions):
             self.versions = [each for each in self.versions if each.name != name]
             core.say(f"saved version refused: {why}")
@@ -139,7 +142,13 @@ class Saving:
             took_s=max(part.took_s for part in unfinished.parts.values()),
             stalled_s=max(part.stalled_s for part in unfinished.parts.values()),
         )
-        core.do(CompleteVersion(name, manifest))
+        core.do(CompleteVersion(name, manifest, self._spared()))
+
+    def _spared(self) -> tuple[str, ...]:
+        """Versions that were refused, and the one that all begin with now."""
+        core = self._core
+        reads = {core.start.saved} if core.base == 0 and core.start.saved else set[str]()
+        return tuple(sorted(self._refused | reads))
 
     def _writers(self) -> frozenset[int]:
         core = self._core
@@ -193,8 +202,8 @@ class Saving:
             self._fail(name, trouble)
             return
         version = SavedVersion(manifest.step, name, manifest.updates, manifest.position)
-        kept = [each for each in self.versions if each.name not in pruned]
-        self.versions = sorted([version, *kept], reverse=True, key=lambda each: each.step)
+        kept = [each for each in (version, *self.versions) if each.name not in pruned]
+        self.versions = sorted(kept, reverse=True, key=lambda each: each.step)
         core.log("saved", version=name, step=manifest.step, pruned=pruned)
         if core.phase is Phase.SAVING:
             self._end("")
