@@ -82,8 +82,9 @@ class State(Protocol):
         """The snapshots in the memory of this node; reads files."""
         ...
 
-    def report_held(self) -> tuple[int, tuple[HeldSums, ...]]:
-        """The interrupted iteration of which something is complete here (-1: none), and what."""
+    def report_held(self) -> tuple[int, int, tuple[HeldSums, ...]]:
+        """The interrupted iteration of which something is complete here (-1: none), the generation
+        whose layout that has, and what it is."""
         ...
 
 
@@ -271,7 +272,7 @@ class Executor:
     async def _settle(self, noticed_s: float) -> None:
         """Say what state we hold, for the generation that comes."""
         state = self._backend.state
-        held_step, held = state.report_held()
+        held_step, held_layout, held = state.report_held()
         self._send(
             Settled(
                 generation=self._generation,
@@ -283,6 +284,7 @@ class Executor:
                 noticed_s=noticed_s,
                 snapshots=await asyncio.to_thread(state.sealed),
                 held_step=held_step,
+                held_layout=held_layout,
                 held=held,
             )
         )

@@ -165,7 +165,7 @@ class Session:
             f"{moved_bytes} bytes of state received"
         )
         await self.joining.go
-        state.go()
+        state.go(keep and keep.held)
         await self._snapshots.begin()
         return await iterate(
             await self._make_interpreter(plan, holding, groups, keep),
@@ -195,6 +195,7 @@ class Session:
         self, plan: Plan, program: Program, holding: Holding, groups: dict[str, Communicator]
     ) -> Interpreter:
         """For the plan that follows the iteration that was redone, with the same groups."""
+        self._state.held = None
         return await self._make_interpreter(plan, holding._replace(program=program), groups, None)
 
     async def _boundary(self, plan: Plan, groups: dict[str, Communicator]) -> Boundary:
@@ -240,7 +241,6 @@ class Session:
         self._log("standby")
         await self.joining.go
         self._state.go()
-        self._state.held = None
 
     def _log(self, line: str) -> None:
         """Into this rank's log file."""
@@ -337,8 +337,6 @@ class Session:
         groups: dict[str, Communicator],
         keep: Keep | None,
     ) -> Interpreter:
-        self._state.held = None if keep is None else keep.held
-
         def make() -> TrainingWork:
             return TrainingWork(
                 self._model,

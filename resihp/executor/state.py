@@ -134,7 +134,8 @@ class TrainState:
         self.record: StepRecord | None = None
         self.reduced: dict[str, Tensor] | None = None
         self.held: Held | None = None
-        """What is complete of the interrupted iteration `version`, until that is redone."""
+        """What is complete of the interrupted iteration `version` in the layout `layout`, until
+        that is redone: another layout has other shards."""
 
     @property
     def layouts(self) -> tuple[int, ...]:
@@ -145,11 +146,12 @@ class TrainState:
         """The snapshots in the memory of this node. Waits for one that is being written."""
         return () if self.snapshots is None else self.snapshots.sealed()
 
-    def report_held(self) -> tuple[int, tuple[HeldSums, ...]]:
-        """The interrupted iteration of which something is complete here (-1: none), and what."""
+    def report_held(self) -> tuple[int, int, tuple[HeldSums, ...]]:
+        """The interrupted iteration of which something is complete here (-1: none), the generation
+        whose layout that has, and what it is."""
         if self.held is None or self.held.step != self.version:
-            return -1, ()
-        return self.held.step, self.held.report(self._job.batch.microbatches)
+            return -1, self.layout, ()
+        return self.held.step, self.layout, self.held.report(self._job.batch.microbatches)
 
     # --- a step
 
@@ -231,6 +233,7 @@ class TrainState:
         """
         if self.pending is not None and self.pending[0] == base:
             self.layout, self.current = self.pending
+            self.held = None
         self.pending = None
         if self.snapshots is not None:
             self.snapshots.settle(base, commit.version)
@@ -318,12 +321,14 @@ class TrainState:
         snapshots.begin(manifest, holding.kinds())
         return manifest, snapshots.written()
 
-    def go(self) -> None:
-        """Use the prepared holding and let the old layout go."""
+    def go(self, held: Held | None = None) -> None:
+        """Use the prepared holding and let the old layout go; `held` is what the iteration that is
+        redone begins with."""
         assert self.pending is not None
         self.layout, self.current = self.pending
         self.pending = None
         self.reduced = None
+        self.held = held
         if self.snapshots is not None and self.current is None:
             self.snapshots.forget()
 

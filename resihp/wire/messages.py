@@ -242,6 +242,8 @@ class Settled(_Message, frozen=True, kw_only=True):
     """All that its node's memory holds, of whatever rank."""
     held_step: int = -1
     """The iteration of which it has `held`; -1: none."""
+    held_layout: int = -1
+    """The generation whose layout `held` has."""
     held: tuple[HeldSums, ...] = ()
     """By stage of the plan that ran."""
 

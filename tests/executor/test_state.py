@@ -11,6 +11,7 @@ from odd_model import ODD, logical, shards
 
 from resihp.errors import CommError
 from resihp.executor.adamw import AdamW
+from resihp.executor.held import Held, Loss, SumSet
 from resihp.executor.layouts import local_shard
 from resihp.executor.state import (
     Holding,
@@ -222,6 +223,40 @@ def test_a_prepared_layout_is_promoted_or_discarded_as_the_others_say(base: int)
     state.adopt(base, commit_of(state))
     assert state.current is (new if base == 2 else old)
     assert state.layouts == (base,)
+
+
+HELD = Held(0, {0: [SumSet(frozenset({(0, 0), (1, 1)}), {})]}, {})
+
+
+def test_sums_of_an_interrupted_iteration_are_told_with_their_layout():
+    """Also while another one is prepared, which they do not fit."""
+    state = running()
+    assert state.report_held() == (-1, 1, ())
+    state.held = HELD
+    state.prepare(2, holding_of(PROGRAM, AdamW(JOB.optimizer, gradient(9))))
+    step, layout, (sums,) = state.report_held()
+    assert (step, layout, sums.sets) == (0, 1, ((0, JOB.batch.microbatches + 1),))
+
+
+@pytest.mark.parametrize("base", [1, 2])
+def test_sums_of_another_layout_are_dropped(base: int):
+    """[T17] Who takes over what was prepared lets the sums of the layout before go."""
+    state = running()
+    state.held = HELD
+    state.prepare(2, holding_of(PROGRAM, AdamW(JOB.optimizer, gradient(9))))
+    state.adopt(base, commit_of(state))
+    assert state.held == (HELD if base == 1 else None)
+
+
+@pytest.mark.parametrize("kept", [None, HELD])
+def test_from_go_on_there_is_what_is_kept_and_nothing_else(kept: Held | None):
+    """[T17] Should the next loss come before the interpreter is made, it is not the old sums."""
+    state = running()
+    state.held = HELD._replace(losses={(0, 0): Loss(1.0, 7)})
+    state.prepare(2, holding_of(PROGRAM, AdamW(JOB.optimizer, gradient(9))))
+    state.go(kept)
+    assert state.held == kept
+    assert state.report_held()[:2] == (-1 if kept is None else 0, 2)
 
 
 # --- standby

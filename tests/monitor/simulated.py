@@ -154,6 +154,7 @@ class Executor:
                 layouts=(self.layout,),
                 noticed_s=self.world.desk.clock.now_s(),
                 held_step=self.sums[0],
+                held_layout=self.layout,
                 held=tuple(
                     HeldSums(stage=stage, sets=tuple(tuple(sorted(each)) for each in sets))
                     for stage, sets in self.sums[1].items()
@@ -234,6 +235,7 @@ class Executor:
         if self.pending is not None and self.pending[0] == deploy.base:
             self.layout, self.holds = self.pending
             self.reduced = None
+            self.sums = -1, {}
         self.pending = None
         assert self.layout == deploy.base or not self.holds, "asked for a layout that is gone"
         if not self.holds:

@@ -8,7 +8,7 @@ from itertools import chain, combinations
 
 import msgspec
 import pytest
-from coordinator_cases import job_of
+from coordinator_cases import Desk, exited, job_of, record_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from resihp.ir.parser import parse
 from resihp.ir.verify import has_errors, verify
 from resihp.monitor.keeping import choose_kept
 from resihp.monitor.planner import Planner
-from resihp.wire.messages import HeldSums, Settled
+from resihp.wire.messages import Deploy, HeldSums, Settled
 
 SHAPE = ModelShape(name="tiny", layers=4, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=128)
 STEP = 5
@@ -45,6 +45,7 @@ def settled(held: Mapping[int, Iterable[frozenset[int]]], step: int = STEP) -> S
         layouts=(1,),
         noticed_s=0.0,
         held_step=step,
+        held_layout=1,
         held=tuple(
             HeldSums(stage=stage, sets=tuple(tuple(sorted(each)) for each in sets))
             for stage, sets in held.items()
@@ -179,3 +180,22 @@ def test_a_short_iteration_is_not_worth_a_partition_that_waits():
     assert bool(short.kept) != moves
     assert long.kept
     assert long.waits_for_boundary == moves
+
+
+@pytest.mark.parametrize("layout", [1, 0])
+def test_only_sums_of_the_layout_that_all_go_on_from_are_kept(layout: int):
+    """[T17] A rank that changes its layout just now has sums of the one before: other shards."""
+    desk = Desk(job_of(tp=2, pp=2, dp=2, steps=9)).run()
+    for step in range(STEP):
+        desk.step(step)
+    plan = parse(desk.last_deploy().plan).plan
+    reports = all_done_by(plan, 0)
+    desk.say(5, exited())
+    for rank in desk.alive:
+        report = msgspec.structs.replace(
+            reports.get(rank, settled({})), held_layout=layout, record=record_of(STEP - 1)
+        )
+        desk.say(rank, report)
+    _, deploy = desk.sent(Deploy)[-1]
+    assert deploy.generation == 2
+    assert bool(deploy.kept) == (layout == 1)

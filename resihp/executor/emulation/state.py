@@ -22,9 +22,9 @@ class EmulatedState:
         self.record: StepRecord | None = None
         self._pending: tuple[int, bool] | None = None
 
-    def report_held(self) -> tuple[int, tuple[HeldSums, ...]]:
+    def report_held(self) -> tuple[int, int, tuple[HeldSums, ...]]:
         """Nothing: emulated devices compute no gradients."""
-        return -1, ()
+        return -1, self.layout, ()
 
     @property
     def layouts(self) -> tuple[int, ...]:

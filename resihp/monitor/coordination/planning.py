@@ -83,7 +83,7 @@ class Planning:
         settled = {
             rank: state
             for rank, state in core.round.settled.items()
-            if state.held and state.held_step == version
+            if state.held and (state.held_layout, state.held_step) == (core.base, version)
         }
         return self._planner.after_loss(
             previous,
