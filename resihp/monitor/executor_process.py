@@ -134,8 +134,11 @@ def _executor_env() -> dict[str, str]:
 
 
 def _last_words(log_path: Path) -> str:
-    """The end of an executor's log, which holds its exception."""
-    with log_path.open("rb") as log:
-        log.seek(0, os.SEEK_END)
-        log.seek(max(0, log.tell() - LAST_WORDS_BYTES))
-        return log.read().decode("utf-8", errors="replace")
+    """The end of an executor's log, which holds its exception; or why it cannot be read."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - LAST_WORDS_BYTES))
+            return log.read().decode("utf-8", errors="replace")
+    except OSError as error:
+        return f"(its log cannot be read: {error})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Protocol
 
 from resihp.errors import WireError
@@ -71,17 +72,19 @@ class Links:
             await channel.drain(timeout_s)
 
     async def keep(self, node: int) -> None:
-        """Be connected to `node`, until cancelled."""
+        """Be connected to `node`, until cancelled. What the hearer raises is a bug, and raised."""
         while True:
             try:
-                await self._serve(node)
+                channel = await self._dial(node)
             except ConnectionRefusedError:
                 self._hearer.refused(node)
             except (OSError, WireError, TimeoutError):
                 pass  # the next attempt shows whether it lasts
+            else:
+                await self._listen(node, channel)
             await asyncio.sleep(RETRY_S)
 
-    async def _serve(self, node: int) -> None:
+    async def _dial(self, node: int) -> NodeChannel:
         host, port = self._brief.addresses[node]
         async with asyncio.timeout(self._timing.handshake_s):
             reader, writer = await asyncio.open_connection(host, port)
@@ -94,15 +97,31 @@ class Links:
                 timeout_s=self._timing.handshake_s,
             )
             notice_silence(writer.get_extra_info("socket"), self._timing.handshake_s)
-            channel = NodeChannel(reader, writer, seals)
+        except BaseException:
+            writer.close()
+            raise
+        return NodeChannel(reader, writer, seals)
+
+    async def _listen(self, node: int, channel: NodeChannel) -> None:
+        """Tell the hearer what comes, until the connection breaks or is not to be trusted."""
+        try:
             channel.send(RunAt(run_dir=self._run_dir))
             self._channels[node] = channel
             self._hearer.reached(node)
             try:
-                while (message := await channel.receive()) is not None:
-                    self._hearer.hear(node, message)
+                with contextlib.suppress(WireError):
+                    while (message := await _next(channel)) is not None:
+                        self._hearer.hear(node, message)
             finally:
                 del self._channels[node]
                 self._hearer.lost(node)
         finally:
-            writer.close()
+            channel.close()
+
+
+async def _next(channel: NodeChannel) -> NodeMessage | None:
+    """The next message; None where the connection is gone, however it went."""
+    try:
+        return await channel.receive()
+    except OSError:
+        return None

@@ -1,27 +1,37 @@
 """What earlier coordinators of a run left in its directory, for the one that takes over.
 
 A coordinator may have died between two rows that belong together, or inside one. So a row
-without its end is cut off, and a step counts once both its rows are there.
+without its end is cut off, and a step counts once both its rows are there. Rows that are damaged
+are passed over: they are no reason not to take over.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from resihp.monitor.incident import Incident
+from resihp.monitor.row_file import cut_rows, tail
 from resihp.wire.messages import StepRecord
 
-__all__ = ["Past", "read_past"]
+__all__ = ["NUM_STEPS_WITH_SAMPLES", "Past", "read_past"]
+
+NUM_STEPS_WITH_SAMPLES = 64
+"""Of how many steps at the end the samples are read: more than any job goes back by."""
+
+_T = TypeVar("_T")
 
 
 class Past(NamedTuple):
     """Of one run."""
 
     records: list[StepRecord]
-    """Of the committed steps, from the first one on; empty ones where nobody wrote."""
+    """Of the committed steps, from the first one on; empty ones where nobody wrote. Only the last
+    ones have samples."""
     incidents: list[Incident]
     num_plans: int
     """Generations that ran."""
@@ -54,18 +64,35 @@ class _Event(msgspec.Struct):
 
 
 def read_past(run_dir: Path) -> Past:
-    """Of the run at `run_dir`; its files are cut to what counts."""
+    """Of the run at `run_dir`; its files are cut to what counts.
+
+    Of the samples only those of the last steps are read: what was used before is in the ledger,
+    and nobody asks for it while the job runs.
+    """
     metrics, ledger = run_dir / "metrics.jsonl", run_dir / "ledger.jsonl"
-    rows = _whole_rows(metrics)
-    samples = [msgspec.json.decode(row, type=_Samples) for row in _whole_rows(ledger)]
-    steps = [msgspec.json.decode(row, type=_Metrics) for row in rows]
-    if len(rows) > len(samples):
-        _cut(metrics, rows[: len(samples)])
+    rows = _decoded(tail(ledger, NUM_STEPS_WITH_SAMPLES)[1], _Samples)
+    samples = {row.step: row.samples for row in rows}
+    last = max(samples, default=-1)
+    cut_rows(ledger, last + 1)
+    cut_rows(metrics, last + 1)
     records: list[StepRecord] = []
-    for step, read in zip(steps, samples, strict=False):
-        records += [StepRecord.empty(number) for number in range(len(records), step.step)]
-        records.append(_record(step, read.samples))
+    for row in _decoded(_whole_rows(metrics), _Metrics):
+        records += [StepRecord.empty(number) for number in range(len(records), row.step)]
+        if row.step == len(records):
+            records.append(_record(row, samples.get(row.step, ())))
+    if len(records) <= last:
+        cut_rows(ledger, len(records))
     return Past(records, *_told(_whole_rows(run_dir / "events.jsonl"), len(records)))
+
+
+def _decoded(rows: list[bytes], kind: type[_T]) -> list[_T]:
+    """Rows that say what they should; a machine that died may have left others."""
+    decoder = msgspec.json.Decoder(kind, strict=False)
+    found: list[_T] = []
+    for row in rows:
+        with contextlib.suppress(msgspec.DecodeError):
+            found.append(decoder.decode(row))
+    return found
 
 
 def _record(row: _Metrics, samples: tuple[int, ...]) -> StepRecord:
@@ -89,7 +116,10 @@ def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, 
     num_plans = 0
     open_ones: list[_Event] = []
     for row in rows:
-        event = msgspec.json.decode(row, type=_Event, strict=False)
+        found = _decoded([row], _Event)
+        if not found:
+            continue
+        (event,) = found
         match event.event:
             case "executor_started":
                 executors[event.rank] = event.pid
@@ -98,7 +128,7 @@ def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, 
             case "rank_lost":
                 open_ones.append(event)
             case "incident":
-                incidents.append(msgspec.json.decode(row, type=Incident))
+                incidents += _decoded([row], Incident)
                 open_ones.clear()
             case _:
                 pass
@@ -117,13 +147,7 @@ def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, 
 def _whole_rows(path: Path) -> list[bytes]:
     """The rows of a file, which is cut after the last one that has its end."""
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    rows = whole.splitlines()
-    if len(whole) != len(content):
-        _cut(path, rows)
-    return rows
-
-
-def _cut(path: Path, rows: list[bytes]) -> None:
-    with path.open("r+b") as file:
-        file.truncate(sum(len(row) + 1 for row in rows))
+    end = content.rfind(b"\n") + 1
+    if end != len(content):
+        os.truncate(path, end)
+    return content[:end].split(b"\n")[:-1]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
+import sys
 import time
 from pathlib import Path
-from typing import IO
-
-import msgspec
 
 from resihp.config import JobConfig, resolved
 from resihp.errors import ConfigError
 from resihp.monitor.past import Past, read_past
+from resihp.monitor.row_file import RowFile
 from resihp.wire.messages import StepRecord
 
 __all__ = ["RunDir", "announce_run"]
@@ -26,11 +24,16 @@ def announce_run(job: JobConfig) -> RunDir:
 
 
 class RunDir:
-    """Writes the files of one run. All of them are plain text, one JSON object per line."""
+    """Writes the files of one run. All of them are plain text, one JSON object per line.
+
+    A disk that refuses a write is said once on stderr, and raises nothing: rows wait for room,
+    and a plan's text is not kept.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._files: dict[str, IO[bytes]] = {}
+        self._files: dict[str, RowFile] = {}
+        self._is_troubled = False
 
     @classmethod
     def create(cls, job: JobConfig) -> RunDir:
@@ -97,11 +100,17 @@ class RunDir:
     def plan(self, generation: int, text: str, cause: str, steady: str = "") -> None:
         """Keep a plan, with its cause as a comment on top, and the one that follows it."""
         reason = " ".join(cause.split())
-        path = self.plan_path(generation)
-        path.write_text(f"# generation {generation}: {reason}\n{text}", encoding="utf-8")
+        self._keep(self.plan_path(generation), f"# generation {generation}: {reason}\n{text}")
         if steady:
             head = f"# generation {generation}, after the iteration that is redone\n"
-            self.steady_plan_path(generation).write_text(f"{head}{steady}", encoding="utf-8")
+            self._keep(self.steady_plan_path(generation), f"{head}{steady}")
+
+    def _keep(self, path: Path, text: str) -> None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.troubled(f"{path}: {error.strerror}")
+            path.unlink(missing_ok=True)  # half of it may be there
 
     def event(self, kind: str, fields: dict[str, object], at_s: float) -> None:
         """Append to `events.jsonl`. `at_s` is of the monotonic clock, `time` of the wall clock."""
@@ -128,24 +137,34 @@ class RunDir:
     def take_back(self, version: int) -> None:
         """Forget the committed iterations from `version` on: they are done again."""
         for name in ("metrics", "ledger"):
-            _cut_rows(self.path / f"{name}.jsonl", version)
+            self._rows(name).take_back(version)
 
-    def _append(self, name: str, row: dict[str, object]) -> None:
-        file = self._files.get(name)
-        if file is None:
-            file = self._files[name] = (self.path / f"{name}.jsonl").open("ab", buffering=0)
-        file.write(msgspec.json.encode(row) + b"\n")
+    def flush(self) -> None:
+        """Try again to write what a full disk refused."""
+        for file in self._files.values():
+            file.flush()
 
     def close(self) -> None:
         """Close the files; further rows are a bug."""
         for file in self._files.values():
             file.close()
 
+    @property
+    def num_missing(self) -> int:
+        """Rows that the disk did not take, so far or for good."""
+        return sum(file.num_dropped + file.num_waiting for file in self._files.values())
 
-def _cut_rows(path: Path, version: int) -> None:
-    """Cut off the last rows, those of steps from `version` on."""
-    rows = path.read_bytes().splitlines(keepends=True)
-    kept = len(rows)
-    while kept and msgspec.json.decode(rows[kept - 1])["step"] >= version:
-        kept -= 1
-    os.truncate(path, sum(map(len, rows[:kept])))
+    def _append(self, name: str, row: dict[str, object]) -> None:
+        self._rows(name).append(row)
+
+    def _rows(self, name: str) -> RowFile:
+        if name not in self._files:
+            self._files[name] = RowFile(self.path / f"{name}.jsonl", self.troubled)
+        return self._files[name]
+
+    def troubled(self, why: str) -> None:
+        """Say it once: training does not depend on it."""
+        if not self._is_troubled:
+            self._is_troubled = True
+            line = f"resihp: warning: the run directory cannot be written: {why}; training goes on"
+            print(line, file=sys.stderr, flush=True)

@@ -204,10 +204,13 @@ class CoordinatorServer:
         if self._observations.trouble:
             self._say(self._observations.trouble)
         self._run_dir.close()
+        if num := self._run_dir.num_missing:
+            self._say(f"the disk did not take {num} rows of the run directory")
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._timing.beat_s)
+            self._run_dir.flush()
             self._perform(self._helm.tick(self._clock.now_s()))
 
     # --- monitors
@@ -276,7 +279,10 @@ class CoordinatorServer:
         self._has_won = True
         host, port = self._brief.addresses[self._brief.node]
         place = Place(port, self._brief.secret, host)
-        write_place(self._run_dir.control_path, place)
+        try:
+            write_place(self._run_dir.control_path, place)
+        except AuthError as error:
+            self._run_dir.troubled(str(error))
         fields: dict[str, object] = {"term": self._helm.leadership.term, "node": self._brief.node}
         self._run_dir.event("leads", fields, self._clock.now_s())
 

@@ -67,3 +67,24 @@ def test_a_loss_that_nobody_has_recovered_from_is_an_open_incident(run_dir: RunD
     (incident,) = run_dir.past().incidents
     assert (incident.ranks, incident.detected_s, incident.step) == ([1], 9.0, 3)
     assert incident.resumed_s is None
+
+
+def test_damaged_rows_are_passed_over(run_dir: RunDir):
+    """Two rows that ran into each other, or what a machine left that died: others still count."""
+    for name in ("metrics", "ledger"):
+        path = run_dir.path / f"{name}.jsonl"
+        first, second, third = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(first + second[:9] + second + third)
+    events = run_dir.path / "events.jsonl"
+    events.write_bytes(b"\0\0\0\n" + events.read_bytes())
+    past = run_dir.past()
+    assert past.records == [record(0), StepRecord.empty(1), record(2)]
+    assert past.executors == {1: 6}
+
+
+def test_a_step_that_is_in_the_ledger_only_does_not_count(run_dir: RunDir):
+    """The other row may still have waited for room on the disk."""
+    metrics = run_dir.path / "metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:2]))
+    assert run_dir.past().records == [record(0), record(1)]
+    assert len((run_dir.path / "ledger.jsonl").read_bytes().splitlines()) == 2
