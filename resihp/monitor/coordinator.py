@@ -101,7 +101,7 @@ class Coordinator:
             core, self._membership, self._reviving, self._running, self._planning, saving
         )
         self._starting = Starting(core, self._planning)
-        self._repeating = Repeating(core, self._opening, saving)
+        self._repeating = Repeating(core, self._opening, saving, self._rejoining)
         self._resuming = Resuming(core, self._membership, self._running)
 
     # --- inputs

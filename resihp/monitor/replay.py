@@ -18,6 +18,7 @@ from resihp.wire.messages import (
     Settled,
     StepDone,
     StoreOpened,
+    Trouble,
 )
 
 __all__ = ["Replay"]
@@ -25,8 +26,19 @@ __all__ = ["Replay"]
 MAX_STEPS = 4096
 """Steps that can be told to a coordinator that was not there; a few hundred bytes each."""
 
-_ORDER = (ExecutorStarted, Ready, Settled, StoreOpened, Joined, PartSaved, Finished, ExecutorExited)
-"""Kinds of which the last one counts, in the order in which they are said again."""
+_ORDER = (
+    ExecutorStarted,
+    Ready,
+    Settled,
+    StoreOpened,
+    Joined,
+    Trouble,
+    PartSaved,
+    Finished,
+    ExecutorExited,
+)
+"""Kinds of which the last one counts, in the order in which they are said again. A trouble names
+its generation: one of a generation that is over says nothing any more."""
 
 
 class Replay:

@@ -38,6 +38,7 @@ from resihp.wire.messages import (
     Joined,
     Message,
     Request,
+    Resend,
     Respawn,
     Settled,
     StepDone,
@@ -565,8 +566,8 @@ class World:
             case Go():
                 joined = self.generations[message.generation].joined
                 assert joined >= alive, "told to go before all had joined"
-            case Stop():
-                pass
+            case Stop() | Resend():
+                pass  # for the supervisor, whatever became of its executor
             case Respawn():
                 assert rank not in alive, "a new executor for a living rank"
             case Close() if rank in self.desk.coordinator.returned:

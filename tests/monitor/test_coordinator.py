@@ -429,6 +429,20 @@ def test_a_survivor_that_does_not_leave_is_fenced_once():
     assert desk.phase is Phase.RUNNING
 
 
+def test_an_order_to_kill_that_was_lost_with_its_monitor_is_given_again():
+    """Until the executor is dead; one that took its place is not meant."""
+    desk = Desk(job_of(tp=1, pp=1, dp=3)).run()
+    desk.say(0, StepDone(generation=1, record=record_of(0)))
+    desk.say(0, exited())
+    desk.say(1, settled(2, version=1))
+    desk.wait(desk.timing.settle_s + 1, beats=BEAT)
+    desk.do(desk.coordinator.reached([1, 2], desk.clock.now_s()))
+    assert [rank for rank, _ in desk.sent(Fence)] == [2, 2]
+    desk.say(2, exited())
+    desk.do(desk.coordinator.reached([1, 2], desk.clock.now_s()))
+    assert len(desk.sent(Fence)) == 2
+
+
 def test_a_survivor_may_finish_a_long_chunk_before_it_leaves():
     """It is computing, not hung: no chunk is longer than a step, and steps are long here."""
     desk = Desk(job_of(tp=1, pp=1, dp=2)).run()

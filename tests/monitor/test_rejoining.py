@@ -74,6 +74,24 @@ def test_a_lost_executor_is_started_again_by_its_supervisor():
     assert [rank for rank, _ in desk.sent(Respawn)] == [3]
 
 
+def test_orders_that_were_lost_with_a_monitor_are_given_again():
+    """The one to start until something starts; the one to yield until all have left."""
+    desk = desk_of()
+    lose(desk, 3)
+    reach = lambda: desk.do(desk.coordinator.reached(range(4), desk.clock.now_s()))  # noqa: E731
+    reach()
+    assert [rank for rank, _ in desk.sent(Respawn)] == [3, 3]
+    return_(desk, 3)
+    run_steps(desk, 2 * GOOD)
+    assert len(yields(desk)) == 1
+    reach()
+    assert yields(desk) == 2 * yields(desk)[:1]
+    grow(desk)
+    reach()
+    assert (len(yields(desk)), len(desk.sent(Respawn))) == (2, 2)
+    assert desk.alive == [0, 1, 2, 3]
+
+
 def test_a_rank_whose_supervisor_is_gone_cannot_be_told_to_start():
     """It may come back with a new supervisor, which the launcher starts."""
     desk = desk_of()

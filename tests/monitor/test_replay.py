@@ -9,6 +9,7 @@ from resihp.wire.messages import (
     Finished,
     Joined,
     Ready,
+    SaveFailed,
     StepDone,
     StepRecord,
     Trouble,
@@ -53,7 +54,14 @@ def test_a_new_executor_voids_what_the_last_one_said():
     assert memory.messages(0) == [again, done(0)]
 
 
+def test_trouble_is_said_again():
+    """The link stays broken: who never hears of it takes the generation for one that hangs."""
+    trouble = [Trouble(generation=number, what="x") for number in (1, 2)]
+    assert replay(STARTED, *trouble).messages(0) == [STARTED, trouble[1]]
+
+
 def test_news_of_a_moment_are_not_said_again():
-    """Such as trouble: by then it is over, or comes up again."""
-    assert replay(STARTED, Trouble(generation=1, what="x")).messages(0) == [STARTED]
+    """Such as a save that failed: by then it is over, or comes up again."""
+    failed = SaveFailed(generation=1, name="v", why="x")
+    assert replay(STARTED, failed).messages(0) == [STARTED]
     assert Ready not in map(type, replay(STARTED).messages(0))

@@ -10,7 +10,16 @@ from resihp.monitor.chunk_times import ChunkTimes
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.incident import IncidentBook
 from resihp.monitor.planner import VerifiedPlan
-from resihp.wire.messages import Commit, Joined, Message, Ready, Settled, StepRecord, Stop
+from resihp.wire.messages import (
+    Commit,
+    Joined,
+    Message,
+    Ready,
+    Request,
+    Settled,
+    StepRecord,
+    Stop,
+)
 from resihp.wire.timing import Timing
 
 __all__ = ["Core", "Round"]
@@ -25,6 +34,8 @@ class Round:
     fenced: dict[int, str] = field(default_factory=dict[int, str])
     """Why, by rank."""
     finished: set[int] = field(default_factory=set[int])
+    asked_to_yield: int | None = None
+    """The rank that was asked to bring it into the next vote."""
     trouble_since_s: float | None = None
     is_closed: bool = False
     """Everybody was told to leave the generation before; without it, members left by agreement."""
@@ -107,6 +118,14 @@ class Core:
             self.send(rank, Stop(reason=reason, exit_code=exit_code))
         self.log("stop", reason=reason, exit_code=exit_code)
         self.do(End(exit_code, reason))
+
+    def ask_to_yield(self) -> None:
+        """All leave the running generation after the same step; one brings the wish to the vote."""
+        if self.round.asked_to_yield is None:
+            assert self.plan is not None
+            self.round.asked_to_yield = min(self.plan.plan.active_ranks)
+        request = Request(generation=self.generation, what="yield")
+        self.send(self.round.asked_to_yield, request)
 
     def is_history(self, step: int, generation: int) -> bool:
         """Whether a step that `generation` committed is still one: not where all went back."""

@@ -21,7 +21,7 @@ from resihp.monitor.last_words import how_it_ended
 from resihp.monitor.layout_line import layout_line
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.restarts import Restarts
-from resihp.wire.messages import ExecutorExited, Fence, Ready, Request, Respawn
+from resihp.wire.messages import ExecutorExited, Fence, Ready, Respawn
 
 __all__ = ["Growth", "Rejoining"]
 
@@ -115,6 +115,7 @@ class Rejoining:
         self._starting_s.pop(rank, None)
         self._idle_s.pop(rank, None)
         self._dead.discard(rank)
+        self._core.round.fenced.pop(rank, None)  # that was for the executor before
 
     def _respawn(self) -> None:
         core = self._core
@@ -122,6 +123,11 @@ class Rejoining:
             self._starting_s[rank] = core.now_s
             core.log("respawn", rank=rank, start=self._restarts.in_vain(rank))
             core.send(rank, Respawn())
+
+    def repeat(self, rank: int) -> None:
+        """The order to start, where nothing has come of it."""
+        if rank in self._starting_s and rank in self._dead:
+            self._core.send(rank, Respawn())
 
     def tick(self) -> None:
         """Start whoever is due; a start that takes too long was in vain."""
@@ -209,10 +215,7 @@ class Rejoining:
             self._considered = trusted, iteration + self._patience.good_iterations
             return
         self._growth = Growth(trusted, growth.plan, growth.why)
-        core.send(
-            min(core.base_plan.plan.active_ranks),
-            Request(generation=core.generation, what="yield"),
-        )
+        core.ask_to_yield()
 
     def _switch_s(self) -> float:
         """How long a change of plans keeps everybody from working, as it was the last time."""

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.opening import Opening
 from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.saving import Saving
-from resihp.wire.messages import Close, Go, Resend
+from resihp.wire.messages import Close, Fence, Go, Resend
 
 __all__ = ["Repeating"]
 
@@ -19,8 +20,9 @@ __all__ = ["Repeating"]
 class Repeating:
     """Of what the present phase asks of ranks."""
 
-    def __init__(self, core: Core, opening: Opening, saving: Saving) -> None:
+    def __init__(self, core: Core, opening: Opening, saving: Saving, rejoining: Rejoining) -> None:
         self._core = core
+        self._rejoining = rejoining
         self._opening = opening
         self._saving = saving
 
@@ -31,6 +33,9 @@ class Repeating:
             return
         for rank in ranks:
             core.send(rank, Resend(from_step=len(core.records)))
+            if rank in core.round.fenced:
+                core.send(rank, Fence(reason=core.round.fenced[rank]))
+            self._rejoining.repeat(rank)
         for rank in sorted(core.alive & set(ranks)):
             match core.phase:
                 case Phase.SETTLING if rank not in core.round.settled:
@@ -41,5 +46,7 @@ class Repeating:
                     self._saving.repeat(rank)
                 case Phase.RUNNING:
                     core.send(rank, Go(generation=core.generation))
+                    if rank == core.round.asked_to_yield:
+                        core.ask_to_yield()
                 case _:
                     pass

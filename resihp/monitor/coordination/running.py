@@ -10,7 +10,7 @@ from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.observed_sizes import ObservedSizes, Programs, Verdict
 from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.progress import Progress
-from resihp.wire.messages import Audited, Finished, Observed, Request, StepRecord
+from resihp.wire.messages import Audited, Finished, Observed, StepRecord
 
 __all__ = ["Running"]
 
@@ -88,7 +88,7 @@ class Running:
         if plan is None or not plan.waits_for_boundary or plan.at(step) is not plan:
             return
         core.log("repartition", step=step)
-        core.send(min(plan.plan.active_ranks), Request(generation=core.generation, what="yield"))
+        core.ask_to_yield()
 
     def taken_back(self, version: int) -> None:
         """All go on from `version`, which is before the newest committed step."""
