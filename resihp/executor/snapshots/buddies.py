@@ -4,6 +4,9 @@ A snapshot that was sealed goes to the buddy as it lies in its file, and into a 
 name in the buddy's shared memory, its head last and only if the seal is that of the bytes. The
 buddy says so. A rank brings its contribution to the next vote after that, so copies are never
 older than the snapshots beside the ranks (`writer`); readers see no difference between them.
+
+Where there is no snapshot to give, or the buddy cannot keep it, each says so and nobody waits:
+there are no more copies of that rank in this generation, as if it had no buddy.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from resihp.errors import CommError, GenerationClosed, ResihpError
+from resihp.errors import CommError, GenerationClosed
 from resihp.executor.device.interface import SNAPSHOT, Tag, Wire
 from resihp.executor.snapshots.format import (
     HEAD_BYTES,
@@ -28,6 +31,7 @@ from resihp.executor.snapshots.format import (
     places,
     seal_of,
 )
+from resihp.executor.snapshots.reader import sealed_in
 from resihp.executor.snapshots.slots import Slots
 from resihp.executor.snapshots.writer import Snapshots
 from resihp.executor.stream import Event
@@ -78,6 +82,8 @@ class Buddies:
         self._queue: asyncio.Queue[_Begun] = asyncio.Queue()
         self._pending: set[Event] = set()
         self._is_over = False
+        self._is_kept = True
+        """No copy of ours was refused."""
         self.buddy = buddy_of(rank, hosts)
         self._wards = {
             ward: (shapes_of(ward), Slots(snapshots.folder, ward))
@@ -109,7 +115,7 @@ class Buddies:
             manifest, written, copied = await self._queue.get()
             try:
                 await self.exchange(manifest, written)
-            except ResihpError as error:  # whoever waits for the copy raises it
+            except Exception as error:  # whoever waits for the copy raises it
                 self._end(copied, error)
             else:
                 self._end(copied, None)
@@ -130,7 +136,7 @@ class Buddies:
     async def exchange(self, manifest: Manifest, written: Event) -> None:
         """Give our snapshot, and keep those of our wards at the same version.
 
-        CommError or PeerLost where a peer is gone or a copy came changed.
+        CommError or PeerLost where a peer is gone. What cannot be copied is no error.
         """
         await asyncio.gather(
             self._give(manifest, written),
@@ -140,10 +146,13 @@ class Buddies:
     async def _give(self, manifest: Manifest, written: Event) -> None:
         if self.buddy is None:
             return
-        await written.wait_async()  # None where there was no memory for it
-        raw = written.wait()
-        if raw is None:
-            raise CommError("no snapshot to give a copy of")
+        await written.wait_async()
+        raw = written.wait()  # None where there was no memory for it
+        comes = raw is not None and self._is_kept
+        said = self._wire().send(self.buddy, _comes(manifest.version), _yes_or_no(comes))
+        await said.wait_async()
+        if not comes:
+            return
         flat: Tensor = torch.frombuffer(raw, dtype=torch.uint8)
         whole = Event()
         whole.set(flat)
@@ -153,9 +162,14 @@ class Buddies:
         ]
         for event in sent:
             await event.wait_async()
-        await self._wire().receive(self.buddy, _done(manifest.version), 1).wait_async()
+        answer = self._wire().receive(self.buddy, _done(manifest.version), 1)
+        if not (await answer.wait_async())[0]:
+            self._is_kept = False
+            print(f"no copies of snapshots: rank {self.buddy} cannot keep them", flush=True)
 
     async def _keep(self, ward: int, ours: Manifest) -> None:
+        if not (await self._wire().receive(ward, _comes(ours.version), 1).wait_async())[0]:
+            return
         shapes, slots = self._wards[ward]
         expected = Manifest(
             rank=ward,
@@ -170,16 +184,47 @@ class Buddies:
             for piece, (begin, end) in enumerate(_pieces(size))
         ]
         parts = [await event.wait_async() for event in arriving]
-        await asyncio.to_thread(_store, slots, expected, size, parts)
-        happened = Event()
-        happened.set(torch.zeros(1, dtype=torch.uint8))
-        self._wire().send(ward, _done(ours.version), happened)
+        keep = _kept(self._snapshots, expected)
+        try:
+            await asyncio.to_thread(_store, slots, expected, size, parts, keep)
+        except (CommError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            print(f"no copies of the snapshots of rank {ward} here: {why}", flush=True)
+            await asyncio.to_thread(slots.give_up, keep)
+            is_kept = False
+        else:
+            is_kept = True
+        self._wire().send(ward, _done(ours.version), _yes_or_no(is_kept))
 
 
-def _store(slots: Slots, expected: Manifest, size: int, parts: Sequence[Any]) -> None:
-    """Write a copy, its head last; CommError where it is not what its owner sealed."""
+def _kept(snapshots: Snapshots, expected: Manifest) -> tuple[int, int] | None:
+    """Generation and version of the copy that stays while `expected` is written.
+
+    The one before it of the same layout, else that of the layout which all would go on from.
+    """
+    found = [each.manifest for each in sealed_in(snapshots.folder, expected.rank)]
+    base, newest = snapshots.base
+    for generation, end in ((expected.generation, expected.version), (base, newest + 1)):
+        usable = [m.version for m in found if m.generation == generation and m.version < end]
+        if usable:
+            return generation, max(usable)
+    return None
+
+
+def _store(
+    slots: Slots,
+    expected: Manifest,
+    size: int,
+    parts: Sequence[Any],
+    keep: tuple[int, int] | None,
+) -> None:
+    """Write a copy, its head last; CommError where it is not what its owner sealed.
+
+    OSError where there is no memory for it and the next one.
+    """
     text = encode_manifest(expected)
-    raw = slots.fresh(size, (expected.generation, expected.version - 1))
+    slots.reserve(expected, keep)
+    raw = slots.fresh(size, keep)
     raw[:HEAD_BYTES] = pack_head(len(text), NO_SEAL)
     head = bytes(parts[0][:HEAD_BYTES])
     for (begin, end), part in zip(_pieces(size), parts, strict=True):
@@ -206,4 +251,16 @@ def _tag(version: int, piece: int) -> Tag:
 
 
 def _done(version: int) -> Tag:
+    """One byte from the buddy: whether it has the copy."""
     return Tag(SNAPSHOT, version, 0, 0, 0, 1)
+
+
+def _comes(version: int) -> Tag:
+    """One byte to the buddy: whether there is anything to copy."""
+    return Tag(SNAPSHOT, version, 0, 0, 0, 2)
+
+
+def _yes_or_no(is_so: bool) -> Event:
+    said = Event()
+    said.set(torch.tensor([is_so], dtype=torch.uint8))
+    return said

@@ -87,6 +87,12 @@ class Slots:
         raw[:HEAD_BYTES] = pack_head(len(text), seal_of(text, sums))
         return raw
 
+    def give_up(self, keep: tuple[int, int] | None) -> None:
+        """Give the memory back, but for the slot with the sealed `keep`."""
+        self.forget()
+        for slot in self._free(keep):
+            self._path(slot).unlink(missing_ok=True)
+
     def forget(self) -> None:
         """Let the mappings go; the files stay."""
         self._slots = [None] * NUM_SLOTS

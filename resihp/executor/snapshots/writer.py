@@ -57,6 +57,8 @@ class Snapshots:
         self._writing: Event | None = None
         self._newest: tuple[int, int] | None = None
         """Generation and version to go back to: the slot that stays while the other is written."""
+        self.base = (0, 0)
+        """Generation whose layout all went on from, and the version."""
         self.on_begin: Callable[[Manifest, Event], Event] | None = None
         """Makes a copy elsewhere of what is being written, and says what happens once it is."""
         self._copied: Event | None = None
@@ -79,11 +81,14 @@ class Snapshots:
         """
         self.finish()
         if self.refusal:
-            return
-        ready = _mark(kinds)
-        self._writing = self._stream.submit(partial(self._write, manifest, kinds, ready))
+            writing = Event()
+            writing.set(None)  # whoever would copy it is told that there is nothing
+        else:
+            ready = _mark(kinds)
+            writing = self._stream.submit(partial(self._write, manifest, kinds, ready))
+        self._writing = writing
         if self.on_begin is not None:
-            self._copied = self.on_begin(manifest, self._writing)
+            self._copied = self.on_begin(manifest, writing)
 
     def _write(
         self, manifest: Manifest, kinds: Kinds, ready: torch.Event | None
@@ -174,6 +179,7 @@ class Snapshots:
         """
         self.finish()
         self._copied = None  # of a generation that is over
+        self.base = generation, version
         mine = (found.manifest for found in sealed_in(self.folder, self.rank))
         usable = [m.version for m in mine if m.generation == generation and m.version <= version]
         self._newest = (generation, max(usable)) if usable else None
