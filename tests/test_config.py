@@ -289,7 +289,8 @@ GOLDEN = [
         'step = 30\nkind = "stopp"',
         'job.toml:31: inject[0].kind = "stopp": must be "kill" or "stop" or "exit" or "exception" '
         'or "hold_gil" or "slow" or "slow_link" or "late_beats" or "lost_beats" or "full_disk" or '
-        '"torn_checkpoint" or "kill_supervisor" or "kill_monitor" or "kill_coordinator"; '
+        '"torn_checkpoint" or "kill_supervisor" or "kill_monitor" or "kill_coordinator" '
+        'or "hang_monitor" or "hang_coordinator"; '
         "did you mean stop?",
     ),
     (

@@ -37,6 +37,8 @@ FaultKind = Literal[
     "kill_supervisor",
     "kill_monitor",
     "kill_coordinator",
+    "hang_monitor",
+    "hang_coordinator",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 Moment = Literal["vote", "voted", "update", "groups", "state", "joined"]
@@ -56,8 +58,9 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     (it leaves without a word), `exception` (an error in its code), `hold_gil` (no other thread of
     it runs), `slow` (computes slower), `slow_link` (what it sends leaves later), `full_disk` (it
     can write no file of state), `torn_checkpoint` (SIGKILL in the middle of its next one).
-    Around it: `late_beats`, `lost_beats`, `kill_supervisor`, `kill_monitor` (of its node) and
-    `kill_coordinator`, all when the executor comes to the place.
+    Around it: `late_beats`, `lost_beats`, `kill_supervisor`, `kill_monitor` (of its node),
+    `kill_coordinator`, `hang_monitor` and `hang_coordinator` (their event loop stands still), all
+    when the executor comes to the place.
     """
     rank: Index | None = None
     step: Index | None = None

@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
@@ -20,10 +21,11 @@ from resihp.config import Injection, JobConfig, lasting_kinds
 from resihp.wire.clock import Clock
 from resihp.wire.messages import Fault, Inject
 
-__all__ = ["BeatFault", "Body", "LateBeats", "LostBeats", "SupervisorFaults", "die"]
+__all__ = ["BeatFault", "Body", "LateBeats", "LostBeats", "SupervisorFaults", "die", "hang"]
 
 DEFAULT_DELAY_S = 0.05
 DEFAULT_SHARE = 1.0
+HANG_S = 3600.0
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -31,6 +33,11 @@ async def die(told: Awaitable[None]) -> None:
     """SIGKILL this process once others are `told` of it."""
     await told
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    """Keep the event loop of this process from turning, until somebody kills it."""
+    time.sleep(HANG_S)
 
 
 class Body(Protocol):

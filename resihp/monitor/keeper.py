@@ -1,13 +1,15 @@
-"""Keeps a child process alive: started again when it ends, killed when it is stopped."""
+"""Keeps a child process alive: started again when it ends, killed when it is stopped or hangs."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable
 
 from resihp.errors import ResihpError
 from resihp.monitor.process import Child, is_stopped
+from resihp.monitor.pulse import Pulse, Silence, vitals
 from resihp.wire.timing import Timing
 
 __all__ = ["Keeper", "pause_s"]
@@ -37,16 +39,21 @@ class Keeper:
         timing: Timing,
         *,
         max_quick_ends: int | None = MAX_QUICK_ENDS,
+        pulse: Pulse | None = None,
     ) -> None:
         """`start` makes the next process, `is_over` says whether an exit code is the last one's.
 
-        After `max_quick_ends` quick ends in a row the keeper gives up (None: never).
+        After `max_quick_ends` quick ends in a row the keeper gives up (None: never). `pulse`: where
+        the process counts, which is killed when it hangs; that is a quick end, too.
         """
         self._what = what
         self._start = start
         self._is_over = is_over
         self._timing = timing
         self._max_quick_ends = max_quick_ends
+        self._pulse = pulse
+        self.has_hung = False
+        """The last process was killed because it hung."""
         self.child: Child | None = None
         """The process that runs now, or the last one."""
 
@@ -59,11 +66,12 @@ class Keeper:
             code = await self.run_one()
             if self._is_over(code):
                 return code
-            num_quick = num_quick + 1 if clock() - began_s < QUICK_S else 0
+            is_quick = clock() - began_s < QUICK_S or self.has_hung
+            num_quick = num_quick + 1 if is_quick else 0
             if self._max_quick_ends is not None and num_quick > self._max_quick_ends:
                 raise ResihpError(
-                    f"{self._what} ended {num_quick} times within {QUICK_S:.0f} s of its start, "
-                    f"the last time with exit code {code}"
+                    f"{self._what} ended {num_quick} times within {QUICK_S:.0f} s of its start, or "
+                    f"hung, the last time with exit code {code}"
                 )
             await asyncio.sleep(pause_s(num_quick))
 
@@ -74,12 +82,16 @@ class Keeper:
 
     async def run_one(self) -> int:
         """Start one process; its exit code."""
+        self.has_hung = False
         self.child = self._start()
-        watching = asyncio.create_task(self._kill_when_stopped(self.child))
+        watching = [asyncio.create_task(self._kill_when_stopped(self.child))]
+        if self._pulse is not None:
+            watching.append(asyncio.create_task(self._kill_when_hung(self.child, self._pulse)))
         try:
             return await self.child.wait()
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
 
     async def _kill_when_stopped(self, child: Child) -> None:
         """A process that the kernel shows as stopped serves nobody, and another one would."""
@@ -93,3 +105,18 @@ class Keeper:
                 stopped_since_s = clock()
             elif clock() - stopped_since_s >= self._timing.stopped_s:
                 child.send(signal.SIGKILL)
+
+    async def _kill_when_hung(self, child: Child, pulse: Pulse) -> None:
+        """So does one whose loop stands still."""
+        clock = asyncio.get_running_loop().time
+        silence = Silence(self._timing, clock(), vitals(child.pid, pulse))
+        while True:
+            await asyncio.sleep(self._timing.beat_s)
+            if not child.running:
+                return
+            why = silence.look(clock(), vitals(child.pid, pulse))
+            if why:
+                print(f"resihp: {self._what} {why}: killed", file=sys.stderr, flush=True)
+                self.has_hung = True
+                child.send(signal.SIGKILL)
+                return

@@ -1,6 +1,7 @@
-"""The coordinator process: `python -m resihp.monitor.leader BRIEF NOTE TERM`, by a monitor only.
+"""The coordinator process: `python -m resihp.monitor.leader BRIEF NOTE PULSE TERM`.
 
-The first two are inherited descriptors. Signals reach it through its monitor.
+A monitor starts it. The first three are inherited descriptors. Signals reach it through
+its monitor.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from resihp.monitor.coordinator import Coordinator
 from resihp.monitor.node.brief import NoteFile, read_brief
 from resihp.monitor.planner import Planner
 from resihp.monitor.process import ENDINGS
+from resihp.monitor.pulse import Pulse
 from resihp.monitor.quorum.leadership import Leadership
 from resihp.monitor.run_dir import RunDir
 from resihp.monitor.server import CoordinatorServer
@@ -29,21 +31,22 @@ from resihp.wire.timing import Timing
 __all__ = ["main"]
 
 
-def main(brief_fd: int, note_fd: int, term: int) -> int:
+def main(brief_fd: int, note_fd: int, pulse_fd: int, term: int) -> int:
     """Lead the job to its end; its exit code."""
     for number in ENDINGS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
     try:
-        return asyncio.run(_lead(brief_fd, note_fd, term))
+        return asyncio.run(_lead(brief_fd, note_fd, pulse_fd, term))
     except ResihpError as error:
         print(f"resihp: error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
 
 
-async def _lead(brief_fd: int, note_fd: int, term: int) -> int:
+async def _lead(brief_fd: int, note_fd: int, pulse_fd: int, term: int) -> int:
     brief, note = read_brief(brief_fd), NoteFile(note_fd).read()
     job, clock = brief.job_config(), MonotonicClock()
+    timing = Timing.from_detect_within(job.job.detect_within_s)
     assert note.run_dir is not None, "a monitor leads only a run whose directory it knows"
     run_dir = RunDir(Path(note.run_dir))
     versions = save_place(job, run_dir.path)
@@ -55,13 +58,17 @@ async def _lead(brief_fd: int, note_fd: int, term: int) -> int:
         brief.node,
         secrets.token_hex(8),
         term,
-        Timing.from_detect_within(job.job.detect_within_s),
+        timing,
         clock.now_s(),
     )
     server = CoordinatorServer(
         job, coordinator, run_dir, brief, leadership, clock, _speaker(job), versions
     )
-    return await server.serve()
+    beating = asyncio.create_task(Pulse(pulse_fd).keep(timing.beat_s))
+    try:
+        return await server.serve()
+    finally:
+        beating.cancel()
 
 
 def _speaker(job: JobConfig) -> Callable[[str], None]:
@@ -78,7 +85,7 @@ def _say_emulated(line: str) -> None:
 
 
 if __name__ == "__main__":
-    code = main(*map(int, sys.argv[1:4]))
+    code = main(*map(int, sys.argv[1:5]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -31,6 +31,7 @@ from resihp.monitor.actions import (
 from resihp.monitor.checkpoints import SavePlace, complete_version, drop
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.helm import Helm, Order
+from resihp.monitor.inject import hang
 from resihp.monitor.links import Links
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.server import DEPOSED
@@ -318,6 +319,8 @@ class CoordinatorServer:
             self._perform(self._helm.from_rank(rank, message, now_s))
         if isinstance(message, Fault) and message.kind == "kill_coordinator":
             os.kill(os.getpid(), signal.SIGKILL)  # all that it knows is on disk or said again
+        if isinstance(message, Fault) and message.kind == "hang_coordinator":
+            hang()
 
     def _check_left(self) -> None:
         if self._ended.is_set() and self._links.connected <= self._drained:

@@ -19,6 +19,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """An executor that the kernel shows as stopped this long is fenced."""
     silent_s: float
     """A supervisor that sends nothing this long is counted as lost."""
+    unheard_s: float
+    """A coordinator or monitor whose event loop stands still this long, while the process uses no
+    processor, hangs, and is killed; one that computes may take `stalled_s`."""
     handshake_s: float
     start_s: float
     """All executors must be ready by then (importing torch takes seconds)."""
@@ -77,6 +80,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             beat_s=detect_within_s / 5,
             stopped_s=detect_within_s / 2,
             silent_s=max(5 * detect_within_s, 5.0),
+            unheard_s=max(5 * detect_within_s, 5.0),
             handshake_s=max(5 * detect_within_s, 5.0),
             start_s=180.0,
             settle_s=max(10 * detect_within_s, 10.0),

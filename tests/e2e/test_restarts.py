@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import Job, Run, running, train_command
+from jobs import Job, Run, complete, running, train_command
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -43,6 +43,23 @@ def test_training_goes_on_without_coordinator_or_monitor(
     terms = [event["term"] for event in run.events("leads")]
     assert terms == sorted(set(terms))
     assert len(terms) == 2
+
+
+@pytest.mark.parametrize("kind", ["hang_coordinator", "hang_monitor"])
+def test_one_that_hangs_is_replaced_and_the_next_loss_survived(
+    kind: str, tmp_path: Path, corpus: Path
+) -> None:
+    """[T6] Its loop stands still, which no process state shows; a rank is killed meanwhile."""
+    fault = f'[[inject]]\nkind = "{kind}"\nrank = 0\nstep = 5\n'
+    rejoin = "[rejoin]\nrestarts = 0\n"
+    job = Job(steps=20, tp=1, pp=1, dp=2, kills=((1, 8),), sections=rejoin + fault)
+    code, run = complete(job, tmp_path, corpus)
+    assert code == 0, run.text
+    assert "1 of 1 failures survived" in run.text
+    assert "hung for" in run.text
+    assert [row["step"] for row in run.rows("ledger")] == list(range(20))
+    assert [row["rank"] for row in run.events("rank_lost")] == [1]
+    assert len(run.events("leads")) == 2
 
 
 def test_a_new_coordinator_carries_a_job_over_the_next_loss(tmp_path: Path, corpus: Path) -> None:

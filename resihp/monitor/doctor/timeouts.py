@@ -16,6 +16,7 @@ MEANINGS = {
     "beat_s": "period of heartbeats, and of the look at each process's state",
     "stopped_s": "a process that the kernel shows as stopped (SIGSTOP) this long is killed",
     "silent_s": "a supervisor that says nothing this long counts as lost",
+    "unheard_s": "a coordinator or monitor that hangs this long, and computes nothing, is killed",
     "handshake_s": "for a stranger to prove itself; and for unacknowledged data on a connection",
     "start_s": "until all executors are ready, from their start",
     "settle_s": "until a survivor has left its generation; three steps where those are longer",
@@ -33,6 +34,8 @@ MEANINGS = {
 ORDER = (
     ("beat_s", "stopped_s", "a stopped process is looked at twice"),
     ("beat_s", "lease_s", "a lost beat or two is no lost coordinator"),
+    ("beat_s", "unheard_s", "a process is looked at more than once before it hangs"),
+    ("unheard_s", "fence_s", "a hung coordinator is replaced before executors are killed"),
     ("beat_s", "silent_s", "a lost beat or two is no lost supervisor"),
     ("stopped_s", "silent_s", "a stopped process is seen before it counts as silent"),
     ("lease_s", "fence_s", "a new coordinator comes before executors are killed"),

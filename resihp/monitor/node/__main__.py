@@ -1,6 +1,6 @@
-"""The monitor process: `python -m resihp.monitor.node LISTENER BRIEF NOTE`, by its owner only.
+"""The monitor process: `python -m resihp.monitor.node LISTENER BRIEF NOTE PULSE`.
 
-All three are inherited descriptors.
+Its owner starts it. All four are inherited descriptors.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import sys
 from resihp.monitor.node.brief import NoteFile, read_brief
 from resihp.monitor.node.server import NodeServer
 from resihp.monitor.process import ENDINGS
+from resihp.monitor.pulse import Pulse
 from resihp.wire.clock import MonotonicClock
 
 
-async def _run(listen_fd: int, brief_fd: int, note_fd: int) -> int:
+async def _run(listen_fd: int, brief_fd: int, note_fd: int, pulse_fd: int) -> int:
     listener = socket.socket(fileno=listen_fd)
     server = NodeServer(read_brief(brief_fd), brief_fd, NoteFile(note_fd), MonotonicClock())
     loop = asyncio.get_running_loop()
@@ -25,7 +26,11 @@ async def _run(listen_fd: int, brief_fd: int, note_fd: int) -> int:
         loop.add_signal_handler(number, _stop, server, number)
     # The owner started us with both blocked, so that none could come too early.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
-    return await server.serve(listener)
+    beating = asyncio.create_task(Pulse(pulse_fd).keep(server.beat_s))
+    try:
+        return await server.serve(listener)
+    finally:
+        beating.cancel()
 
 
 def _stop(server: NodeServer, number: signal.Signals) -> None:
@@ -33,7 +38,7 @@ def _stop(server: NodeServer, number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    code = asyncio.run(_run(*map(int, sys.argv[1:4])))
+    code = asyncio.run(_run(*map(int, sys.argv[1:5])))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

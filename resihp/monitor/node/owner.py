@@ -16,6 +16,7 @@ import sys
 from resihp.monitor.keeper import Keeper
 from resihp.monitor.node.brief import Brief, NoteFile, brief_file
 from resihp.monitor.process import Child
+from resihp.monitor.pulse import Pulse
 from resihp.monitor.run_dir import RunDir
 from resihp.wire.timing import Timing
 
@@ -30,7 +31,10 @@ class NodeOwner:
         self._note = NoteFile()
         self._listener = listener
         self._run_dir = brief.run_dir
-        self._keeper = Keeper("the monitor of this node", self._start, self._has_ended, timing)
+        self._pulse = Pulse()
+        self._keeper = Keeper(
+            "the monitor of this node", self._start, self._has_ended, timing, pulse=self._pulse
+        )
         self._is_left = False
         self.lost_nodes: tuple[int, ...] = ()
         """Nodes that were given up, once `run` has returned."""
@@ -57,7 +61,7 @@ class NodeOwner:
         self._keeper.send(number)
 
     def _start(self) -> Child:
-        fds = self._listener.fileno(), self._brief_fd, self._note.fd
+        fds = self._listener.fileno(), self._brief_fd, self._note.fd, self._pulse.fd
         return Child(
             [sys.executable, "-m", "resihp.monitor.node", *map(str, fds)],
             env=os.environ,
@@ -77,3 +81,4 @@ class NodeOwner:
                 RunDir.control_of(run_dir).unlink(missing_ok=True)
         os.close(self._brief_fd)
         os.close(self._note.fd)
+        os.close(self._pulse.fd)

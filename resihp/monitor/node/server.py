@@ -14,13 +14,14 @@ import sys
 from pathlib import Path
 
 from resihp.errors import AuthError
-from resihp.monitor.inject import die
+from resihp.monitor.inject import die, hang
 from resihp.monitor.keeper import QUICK_S, Keeper, pause_s
 from resihp.monitor.node.brief import Brief, Note, NoteFile
 from resihp.monitor.node.election import Election
 from resihp.monitor.node.operators import Operators
 from resihp.monitor.node.supervisors import Supervisors
 from resihp.monitor.process import Child
+from resihp.monitor.pulse import Pulse
 from resihp.monitor.run_dir import RunDir
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connection_lost
@@ -75,8 +76,13 @@ class NodeServer:
         self._gate = Gate(brief.secret, self._admit, timeout_s=self._timing.handshake_s)
         self._leader: NodeChannel | None = None
         self._leader_node: int | None = None
+        self._pulse = Pulse()
         self._coordinator = Keeper(
-            "the coordinator", self._start_coordinator, lambda _: True, self._timing
+            "the coordinator",
+            self._start_coordinator,
+            lambda _: True,
+            self._timing,
+            pulse=self._pulse,
         )
         self._operators = Operators(self._timing)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -92,6 +98,11 @@ class NodeServer:
         run_dir = self._note.run_dir or brief.run_dir
         if run_dir is not None:
             self._run_at(run_dir)
+
+    @property
+    def beat_s(self) -> float:
+        """Period of whatever is periodic here."""
+        return self._timing.beat_s
 
     async def serve(self, listener: socket.socket) -> int:
         """The exit code of the job."""
@@ -163,7 +174,7 @@ class NodeServer:
                 continue
             # It led, or was about to, and nobody else knows yet that it is gone.
             is_wanted = True
-            is_quick = self._clock.now_s() - began_s < QUICK_S
+            is_quick = self._clock.now_s() - began_s < QUICK_S or self._coordinator.has_hung
             num_broken = num_broken + 1 if is_quick else 0
             if num_broken > MAX_QUICK_ENDS and not self._ended.is_set():
                 reason = f"the coordinator ended {num_broken} times in a row, at last with {code}"
@@ -175,7 +186,7 @@ class NodeServer:
         return self._election.is_open and self._election.watch.wants_leader(self._clock.now_s())
 
     def _start_coordinator(self) -> Child:
-        fds = self._brief_fd, self._note_file.fd
+        fds = self._brief_fd, self._note_file.fd, self._pulse.fd
         term = self._election.promised + 1
         return Child(
             [sys.executable, *self._brief.leader, *map(str, (*fds, term))],
@@ -338,6 +349,8 @@ class NodeServer:
                 return True
             case Fault(kind="kill_monitor"):
                 self._dying = asyncio.create_task(die(self._told()))
+            case Fault(kind="hang_monitor"):
+                hang()
             case _:
                 pass
         return False
