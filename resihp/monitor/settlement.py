@@ -11,6 +11,10 @@ newest version of which every shard has a live holder or a sealed snapshot that 
 read. A rank contributes to a vote only once its snapshot of the version before is sealed, so that
 is at most one step back where every step is kept. Where all members were started again, it is the
 version that most of them can begin from.
+
+A rank that is cut off may see a vote complete, and seal what follows, after the others went on
+without that step. So a snapshot counts only up to what its generation can have committed: what live
+holders and records know, and nothing beyond the version that a later generation was begun with.
 """
 
 from __future__ import annotations
@@ -56,18 +60,23 @@ def newest_version(states: Iterable[Settled], reported: StepRecord | None) -> Se
 
 
 def settle(
-    base: int, plan: Plan, settled: Mapping[int, Settled], records: Sequence[StepRecord]
+    base: int,
+    plan: Plan,
+    settled: Mapping[int, Settled],
+    records: Sequence[StepRecord],
+    last: int | None = None,
 ) -> Settlement | None:
     """The newest version of the layout `base`, which is that of `plan`, with all its sources.
 
-    `settled` is of all live ranks, `records` of all committed steps. None where some shard has no
-    source at any version: then a checkpoint is what is left.
+    `settled` is of all live ranks, `records` of all committed steps; `last` is the version that a
+    later generation was to begin with, where one was. None where some shard has no source at any
+    version: then a checkpoint is what is left.
     """
     told = _Told(base, plan, settled)
     newest = None
     if told.live:
         newest = newest_version(told.live.values(), records[-1] if records else None)
-    for version in told.in_order(newest):
+    for version in told.in_order(newest, last):
         holders = told.holders(version, newest)
         if holders is None:
             continue
@@ -103,15 +112,19 @@ class _Told:
         for state in self.live.values():
             self._updates[state.version] = state.updates
 
-    def in_order(self, newest: Settlement | None) -> list[int]:
-        """All versions that might be chosen, the best one first.
+    def in_order(self, newest: Settlement | None, last: int | None) -> list[int]:
+        """All versions that might be chosen, the best one first; none after `last` or `newest`.
 
         The newest; but where nobody holds the layout in memory any more, that which most members
         can begin from: a step is sooner done again than a member gets its place back.
         """
         known = set(self._updates)
+        if last is not None:
+            known = {version for version in known if version <= last}
         if newest is not None:
-            return sorted(known | {newest.version}, reverse=True)
+            end = newest.version
+            begun = {end} if last is None or end <= last else set[int]()
+            return sorted({version for version in known if version < end} | begun, reverse=True)
         return sorted(known, key=lambda v: (len(self.holders(v, None) or ()), v), reverse=True)
 
     def updates(self, version: int) -> int:

@@ -194,6 +194,43 @@ def test_a_rank_that_was_started_again_without_a_snapshot_is_empty():
     assert (found.version, found.empty) == (5, (0,))
 
 
+@pytest.mark.parametrize("last", [None, 5])
+def test_a_snapshot_after_what_live_holders_and_records_know_is_no_source(last: int | None):
+    """[T9] Also where all could follow it: they went back from that version once."""
+    seen = [sealed(rank, version) for rank in range(8) for version in (5, 6)]
+    states = {rank: state(5, *seen) for rank in range(1, 8)}
+    found = settle(BASE, PLAN, states, records_to(5), last)
+    assert found is not None
+    assert (found.version, found.record) == (5, record_of(4))
+
+
+def test_nothing_counts_after_the_version_that_was_gone_on_from():
+    """[T9] A rank that was not told of it is ahead, and a snapshot that came late is with it."""
+    own = {rank: (sealed(rank, 5), sealed(rank, 6)) for rank in (1, 2, 3, 5, 6, 7)}
+    late = sealed(0, 5), sealed(0, 6)
+    states = {rank: state(5, *own[rank], *late) for rank in (1, 2, 3, 5, 6)}
+    states[7] = state(6, *own[7])
+    at_first = settle(BASE, PLAN, states, records_to(5))
+    assert at_first is not None
+    assert at_first.version == 6
+    found = settle(BASE, PLAN, states, records_to(5), 5)
+    assert found is not None
+    assert (found.version, found.updates, found.record) == (5, 5, record_of(4))
+
+
+def test_all_that_were_started_again_begin_where_the_others_went_on():
+    """[T9] [T14] Those of one replica have a version that the job went on without."""
+    ahead, behind = range(4), range(4, 8)
+    states = {r: state(0, sealed(r, 5), sealed(r, 6), layouts=(0,)) for r in ahead}
+    states |= {r: state(0, sealed(r, 6), layouts=(0,)) for r in behind}
+    at_first = settle(BASE, PLAN, states, records_to(5))
+    assert at_first is not None
+    assert at_first.version == 6
+    found = settle(BASE, PLAN, states, records_to(5), 5)
+    assert found is not None
+    assert (found.version, found.empty) == (5, (4, 5, 6, 7))
+
+
 versions = st.integers(3, 6)
 tellings = st.fixed_dictionaries(
     {
@@ -205,7 +242,9 @@ tellings = st.fixed_dictionaries(
 )
 
 
-def slowly_settled(states: dict[int, Settled], reported: int) -> tuple[int, set[int]] | None:
+def slowly_settled(
+    states: dict[int, Settled], reported: int, last: int | None
+) -> tuple[int, set[int]] | None:
     """Version and holders by trying all: every shard, every rank, every version."""
     live = {r for r, s in states.items() if BASE in s.layouts}
     newest = max([reported, *(max(states[r].version, states[r].voted) for r in live)])
@@ -213,6 +252,8 @@ def slowly_settled(states: dict[int, Settled], reported: int) -> tuple[int, set[
     if not live:
         order.sort(key=lambda v: -sum(sealed(r, v) in s.snapshots for r, s in states.items()))
     for version in order:
+        if (live and version > newest) or (last is not None and version > last):
+            continue
         holders, is_possible = set[int](), True
         for rank, told in states.items():
             own = sealed(rank, version) in told.snapshots
@@ -247,8 +288,14 @@ def slowly_settled(states: dict[int, Settled], reported: int) -> tuple[int, set[
     return None
 
 
-@given(st.lists(tellings, min_size=8, max_size=8), st.sampled_from([5, 6]))
-def test_the_newest_version_with_all_sources_is_found(told: list[dict[str, Any]], reported: int):
+@given(
+    st.lists(tellings, min_size=8, max_size=8),
+    st.sampled_from([5, 6]),
+    st.sampled_from([None, 4, 5, 6]),
+)
+def test_the_newest_version_with_all_sources_is_found(
+    told: list[dict[str, Any]], reported: int, last: int | None
+):
     """[T14] As by trying every version, shard and rank."""
     states = dict[int, Settled]()
     for rank, each in enumerate(told):
@@ -259,8 +306,8 @@ def test_the_newest_version_with_all_sources_is_found(told: list[dict[str, Any]]
         layouts = (BASE,) if each["kind"] == "live" else (0,)
         states[rank] = state(version, *sorted(seen, key=repr), voted=voted, layouts=layouts)
     known = max([reported, *(each.version for each in states.values())])
-    found = settle(BASE, PLAN, states, records_to(known)) if states else None
-    expected = slowly_settled(states, known)
+    found = settle(BASE, PLAN, states, records_to(known), last) if states else None
+    expected = slowly_settled(states, known, last)
     if found is None:
         assert expected is None
         return

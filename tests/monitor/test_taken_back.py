@@ -64,6 +64,21 @@ def test_a_step_whose_result_is_nowhere_whole_is_done_again_once():
     assert [record.step for record in desk.coordinator.records] == [0, 1]
 
 
+def test_a_snapshot_that_comes_after_all_went_back_is_no_source():
+    """[T9] A rank that was cut off saw the vote late and sealed what the others do again."""
+    desk = after_two_losses()
+    for rank in (1, 3):
+        own = sealed(rank, 1), sealed(rank, 2)
+        desk.say(rank, told(desk.generation, 2, *own, sealed(0, 1), sealed(2, 1)))
+    assert desk.last_deploy().commit.version == 1
+    desk.say(1, exited())
+    late = sealed(0, 1), sealed(0, 2)
+    desk.say(3, told(desk.generation, 1, sealed(3, 1), sealed(3, 2), *late))
+    deploy = desk.last_deploy()
+    assert (deploy.base, deploy.commit.version) == (1, 1)
+    assert [record.step for record in desk.coordinator.records] == [0]
+
+
 def restarting() -> Desk:
     """A job whose lost ranks are started again."""
     return Desk(msgspec.structs.replace(job_of(), rejoin=RejoinConfig(restarts=3)))

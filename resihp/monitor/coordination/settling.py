@@ -133,7 +133,9 @@ class Settling:
         core = self._core
         settled, records = core.round.settled, core.records
         if core.base_plan is not None:
-            found = settle(core.base, core.base_plan.plan, settled, records)
+            newer, begun = core.begun
+            last = begun if newer > core.base else None
+            found = settle(core.base, core.base_plan.plan, settled, records, last)
             if found is not None:
                 return found
             if self._reviving.wait("a shard has no source"):
