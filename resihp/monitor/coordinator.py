@@ -156,6 +156,10 @@ class Coordinator:
         self._deciding.decided(generation)
         return self._taken()
 
+    def journal_refused(self, node: int, why: str) -> None:
+        """The monitor of `node` cannot write down what it would accept."""
+        self._deciding.refused(node, why)
+
     def reached(self, ranks: Collection[int], now_s: float) -> list[Action]:
         """Messages reach `ranks` again, after they may not have for a while."""
         core = self._core
@@ -207,6 +211,8 @@ class Coordinator:
                 self._opening.expired(waited_s)
             case Phase.OPENING | Phase.RUNNING:
                 self._liveness.tick()
+            case Phase.PROPOSING if waited_s > core.timing.decide_s:
+                self._planning.undecided(waited_s)
             case Phase.RESUMING | Phase.PROPOSING | Phase.STOPPING:
                 pass
         if core.phase is not Phase.STOPPING:

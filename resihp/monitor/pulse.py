@@ -39,7 +39,7 @@ class Pulse:
 class Vitals(NamedTuple):
     """What is seen of a process from outside."""
 
-    count: int
+    beat: int
     """Of its pulse."""
     cpu_ticks: int
     """Processor time that it used, in ticks of the kernel."""
@@ -73,7 +73,7 @@ class Silence:
         timing, last = self._timing, self._last
         passed_s = min(now_s - self._seen_s, 2 * timing.beat_s)
         self._seen_s, self._last = now_s, seen
-        if seen.count != last.count:
+        if seen.beat != last.beat:
             self._was_heard = True
             self._silent_s = self._idle_s = 0.0
             return ""

@@ -70,6 +70,7 @@ from resihp.wire.nodes import (
     EvictRank,
     FromOperator,
     FromRank,
+    JournalRefused,
     NodeBeat,
     NodeMessage,
     RankGone,
@@ -260,6 +261,9 @@ class CoordinatorServer:
                 row: dict[str, object] = {"node": node, "why": message.why}
                 row["refused_so_far"] = message.refused_so_far
                 self._run_dir.event("connection_refused", row, now_s)
+            case JournalRefused():
+                self._coordinator.journal_refused(node, message.why)
+                self._run_dir.event("no_vote", {"node": node, "why": message.why}, now_s)
             case StopAsked():
                 self.stop(message.reason, message.exit_code)
             case Drained():

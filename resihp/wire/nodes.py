@@ -24,6 +24,7 @@ __all__ = [
     "EvictRank",
     "FromOperator",
     "FromRank",
+    "JournalRefused",
     "NodeBeat",
     "NodeChannel",
     "NodeMessage",
@@ -88,6 +89,12 @@ class TurnedAway(_NodeMessage, frozen=True, kw_only=True):
     refused_so_far: int
 
 
+class JournalRefused(_NodeMessage, frozen=True, kw_only=True):
+    """The node's disk does not take what it would promise or accept: it has no vote until then."""
+
+    why: str
+
+
 class Drained(_NodeMessage, frozen=True, kw_only=True):
     """The job is over, and no supervisor of this node is left."""
 
@@ -142,6 +149,7 @@ NodeMessage = (
     | FromOperator
     | StopAsked
     | TurnedAway
+    | JournalRefused
     | Drained
     | RunAt
     | ToRanks

@@ -40,6 +40,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """All parts of the version before an early end must be on disk within this time."""
     grace_s: float
     """From a polite end to SIGKILL."""
+    decide_s: float
+    """A quorum of nodes must have the next plan in their journals within this time."""
     lease_s: float
     """A monitor that has not heard a leader this long wants another one; the n-th node of the
     job n times as long after that."""
@@ -90,6 +92,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             stalled_s=max(120 * detect_within_s, 120.0),
             save_s=max(60 * detect_within_s, 60.0),
             grace_s=max(2 * detect_within_s, 2.0),
+            decide_s=max(20 * detect_within_s, 20.0),
             lease_s=max(2 * detect_within_s, 2.0),
             fence_s=max(20 * detect_within_s, 20.0),
             alone_s=max(120 * detect_within_s, 120.0),

@@ -32,6 +32,24 @@ def test_a_signal_ends_the_whole_job_in_order(
     assert "Traceback" not in run.text
 
 
+def test_a_journal_that_cannot_be_written_ends_the_job_at_the_next_loss(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Steps need no journal; the plan after a loss does, and one sentence says what and where."""
+    job = PAIR.write(tmp_path, corpus)
+    with running(train_command(job), tmp_path) as run:
+        run.read_to_step(2)
+        journal = run.dir / "journal" / "node0"
+        journal.with_name("node0.new").mkdir()  # in the way of what would replace it
+        os.kill(run.executor_pid(1), signal.SIGKILL)
+        assert run.finish() == 1
+    assert "Traceback" not in run.text
+    (error,) = (line for line in run.text.splitlines() if line.startswith("resihp: error:"))
+    assert "is undecided after" in error
+    assert f"its journal {journal} cannot be written: Is a directory" in error
+    assert run.text.count("resihp: warning: node 0 has no vote") == 1
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, corpus: Path) -> None:
     """Two times Ctrl-C: 130, and the kernel has taken everything with it."""
     with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:

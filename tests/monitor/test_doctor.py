@@ -68,7 +68,7 @@ def test_every_timeout_has_a_meaning_and_every_order_is_of_timeouts():
 
 
 def test_timeouts_out_of_order_are_named(monkeypatch: pytest.MonkeyPatch):
-    """Both of them, with their seconds and what the difference is for."""
+    """All of them, with their seconds and what the difference is for."""
 
     def shuffled(_: float) -> Timing:
         return msgspec.structs.replace(right, lease_s=99.0)
@@ -76,6 +76,8 @@ def test_timeouts_out_of_order_are_named(monkeypatch: pytest.MonkeyPatch):
     right = Timing.from_detect_within(1.0)
     monkeypatch.setattr(Timing, "from_detect_within", shuffled)
     assert problems(check_order(1.0)) == [
+        "lease_s = 99 s must be below decide_s = 20 s: nodes are asked more than once to write a "
+        "plan down",
         "lease_s = 99 s must be below fence_s = 20 s: a new coordinator comes before executors "
         "are killed",
         "lease_s = 99 s must be below orphan_s = 30 s: a monitor is restarted before a supervisor "

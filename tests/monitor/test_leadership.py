@@ -86,6 +86,21 @@ def test_what_is_found_is_decided_first():
     assert won.newest.age == (4, 7)
 
 
+def test_what_is_not_decided_is_proposed_again():
+    """The disk of a monitor may have had no room; once it is decided nobody is asked any more."""
+    lead = asking()
+    for node in (0, 1):
+        lead.connected(node, 0.0)
+        lead.receive(node, Promise(term=4, entry=None), 0.0)
+    assert messages(lead.propose(entry_of(0, 1)), Propose) == [0, 1]
+    late_s = 1.5 * TIMING.lease_s
+    assert messages(lead.tick(late_s), Propose) == [0, 1]
+    assert not messages(lead.tick(late_s + TIMING.beat_s), Propose)
+    for node in (0, 1):
+        lead.receive(node, Accepted(term=4, generation=1), late_s)
+    assert not messages(lead.tick(2 * late_s), Propose)
+
+
 def test_a_coordinator_that_is_overtaken_asks_with_a_newer_term():
     """After a while, so that two of them do not chase each other."""
     lead = asking()

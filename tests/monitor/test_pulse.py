@@ -61,5 +61,5 @@ def test_the_vitals_of_a_process_are_those_the_kernel_shows():
     while vitals(os.getpid(), pulse).cpu_ticks == first.cpu_ticks:
         pass
     assert first.wants_cpu
-    assert first.count == 0
+    assert first.beat == 0
     os.close(pulse.fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_cases import Desk, exited, ready, record_of, settled
+from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
 
 from resihp.monitor.actions import Log, PlanMade, StepCommitted
 from resihp.monitor.coordinator import Phase
@@ -20,6 +20,7 @@ from resihp.wire.messages import (
     StoreAt,
     StoreOpened,
 )
+from resihp.wire.timing import Timing
 
 
 def runs(generation: int = 1, *, is_running: bool = True) -> Beat:
@@ -58,6 +59,22 @@ def test_a_plan_that_is_decided_too_late_is_not_deployed():
     assert 3 in desk.proposed()[-1].lost
     desk.decide(2)
     assert desk.last_deploy().generation == 2
+
+
+def test_a_plan_that_no_quorum_writes_down_ends_the_job():
+    """After its time, with what the monitors say of their disks."""
+    desk = Desk()
+    desk.bring_to(Phase.PROPOSING)
+    desk.coordinator.journal_refused(0, "node 0 has no vote: no room")
+    bound_s = Timing.from_detect_within(job_of().job.detect_within_s).decide_s
+    desk.wait(bound_s / 2)
+    assert desk.end is None
+    desk.wait(bound_s)
+    assert desk.end is not None
+    assert desk.end.exit_code == 1
+    assert "generation 1 is undecided after" in desk.end.reason
+    assert "node 0 has no vote: no room" in desk.end.reason
+    assert not desk.sent(Deploy)
 
 
 # --- adopting

@@ -31,6 +31,7 @@ class Deciding:
         self._core = core
         self._opening = opening
         self._proposal: _Proposal | None = None
+        self._refusals: dict[int, str] = {}
 
     def propose(self, plan: VerifiedPlan, cause: str, commit: Commit) -> None:
         """Ask for `plan` to be the one of the present generation, from `commit` on."""
@@ -38,6 +39,7 @@ class Deciding:
         core.plan = plan
         core.enter(Phase.PROPOSING)
         self._proposal = _Proposal(plan, cause, commit)
+        self._refusals.clear()
         core.begun = core.generation, commit.version
         entry = Entry(
             term=0,
@@ -67,6 +69,18 @@ class Deciding:
         if plan.decision is not None:
             core.log("decision", generation=core.generation, **plan.decision)
         self._opening.deploy(plan, commit)
+
+    def refused(self, node: int, why: str) -> None:
+        """The monitor of `node` cannot write its journal."""
+        self._refusals[node] = why
+
+    def undecided(self, waited_s: float) -> tuple[str, Commit]:
+        """Why the plan did not get its quorum in time, and what it would have begun with."""
+        assert self._proposal is not None
+        said = [self._refusals[node] for node in sorted(self._refusals)]
+        why = "; ".join(said) or "no quorum of nodes answered"
+        reason = f"generation {self._core.generation} is undecided after {waited_s:.0f} s: {why}"
+        return reason, self._proposal.commit
 
 
 def _steady(plan: VerifiedPlan | None) -> str:

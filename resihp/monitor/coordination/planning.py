@@ -123,6 +123,12 @@ class Planning:
             return self._planner.loading(previous, step)
         return self._planner.from_checkpoint(previous, core.lost, step)
 
+    def undecided(self, waited_s: float) -> None:
+        """No quorum of nodes wrote the plan down in time: the state is saved, and the job ends."""
+        reason, commit = self._deciding.undecided(waited_s)
+        if self._saving.end(reason, 1):
+            self._saving.begin(commit)
+
     def _give_up(self, why: str, commit: Commit) -> None:
         """Nobody can go on: what is left of the state is saved, and the job ends."""
         lost = listed(sorted(self._core.lost))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 from resihp.monitor.node.brief import Brief
@@ -23,6 +24,9 @@ class Election:
         self._kept = Kept()
         self._path: Path | None = None
         self._one_by_one = asyncio.Lock()
+        self.trouble = ""
+        """Why the journal cannot be written; empty: it can, as far as is known."""
+        self.trouble_since_s = math.inf
 
     @property
     def is_open(self) -> bool:
@@ -60,6 +64,15 @@ class Election:
             else:
                 answer = answer_propose(self._kept, message)
             if answer.kept != self._kept:
-                await asyncio.to_thread(write_journal, self._path, answer.kept)
+                await self._write(self._path, answer.kept, now_s)
                 self._kept = answer.kept
             return answer.reply
+
+    async def _write(self, path: Path, kept: Kept, now_s: float) -> None:
+        try:
+            await asyncio.to_thread(write_journal, path, kept)
+        except OSError as error:
+            self.trouble = f"its journal {path} cannot be written: {error.strerror}"
+            self.trouble_since_s = min(self.trouble_since_s, now_s)
+            raise
+        self.trouble, self.trouble_since_s = "", math.inf

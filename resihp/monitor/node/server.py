@@ -32,6 +32,7 @@ from resihp.wire.nodes import (
     Drained,
     Ended,
     EvictRank,
+    JournalRefused,
     NodeChannel,
     NodeMessage,
     RunAt,
@@ -177,9 +178,8 @@ class NodeServer:
             is_quick = self._clock.now_s() - began_s < QUICK_S or self._coordinator.has_hung
             num_broken = num_broken + 1 if is_quick else 0
             if num_broken > MAX_QUICK_ENDS and not self._ended.is_set():
-                reason = f"the coordinator ended {num_broken} times in a row, at last with {code}"
-                print(f"resihp: error: {reason}", file=sys.stderr, flush=True)
-                self._end(Ended(exit_code=1, reason=reason))
+                often = f"{num_broken} times in a row, at last with {code}"
+                self._give_up(f"the coordinator ended {often}")
             await asyncio.sleep(pause_s(num_broken))
 
     def _is_wanted(self) -> bool:
@@ -210,6 +210,8 @@ class NodeServer:
                     case Lead() | Propose():
                         reply = await self._answer(message)
                         channel.send(reply)
+                        if isinstance(reply, JournalRefused):
+                            continue
                         is_probe = isinstance(reply, Promise) and reply.is_probe
                         if not is_probe and not isinstance(reply, Superseded):
                             term = reply.term
@@ -227,10 +229,19 @@ class NodeServer:
                 self._leader = self._leader_node = None
                 self._election.watch.lost_connection()
 
-    async def _answer(self, message: Lead | Propose) -> Promise | Accepted | Superseded:
+    async def _answer(
+        self, message: Lead | Propose
+    ) -> Promise | Accepted | Superseded | JournalRefused:
         if not self._election.is_open:
             raise AuthError("a coordinator says first where the run is")
-        return await self._election.answer(message, self._clock.now_s())
+        is_news = not self._election.trouble
+        try:
+            return await self._election.answer(message, self._clock.now_s())
+        except OSError:
+            why = f"node {self._brief.node} has no vote: {self._election.trouble}"
+            if is_news:
+                print(f"resihp: warning: {why}", file=sys.stderr, flush=True)
+            return JournalRefused(why=why)
 
     def _run_at(self, run_dir: str) -> None:
         """The journal of this node is in the run's directory."""
@@ -373,6 +384,13 @@ class NodeServer:
             self._is_fenced = is_orphan
             is_lost = watch.is_alone(now_s) if self._election.is_open else now_s > self._begin_by_s
             if is_lost and not self._ended.is_set():
-                reason = f"node {self._brief.node} hears no quorum of the job's nodes"
-                print(f"resihp: error: {reason}", file=sys.stderr, flush=True)
-                self._end(Ended(exit_code=1, reason=reason))
+                self._give_up(f"node {self._brief.node} hears no quorum of the job's nodes")
+            # A single node whose journal is on a full disk can have no coordinator that ends it.
+            silent_s = now_s - self._election.trouble_since_s
+            is_single = len(self._brief.addresses) == 1
+            if is_single and silent_s > 2 * self._timing.decide_s and not self._ended.is_set():
+                self._give_up(f"nobody can lead the job: {self._election.trouble}")
+
+    def _give_up(self, reason: str) -> None:
+        print(f"resihp: error: {reason}", file=sys.stderr, flush=True)
+        self._end(Ended(exit_code=1, reason=reason))

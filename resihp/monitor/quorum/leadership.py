@@ -170,8 +170,10 @@ class Leadership:
             return self._take()
         if self._leader is None:
             self._tick_campaign(now_s)
-        elif self._has_won:
-            self._tick_lead(now_s)
+        else:
+            if self._has_won:
+                self._tick_lead(now_s)
+            self._say_again(now_s)
         return self._take()
 
     # --- asking
@@ -275,10 +277,18 @@ class Leadership:
         for node, heard_s in sorted(self._heard_s.items()):
             if now_s - heard_s > self._timing.silent_s:
                 self._lose(node, f"its node was silent for {now_s - heard_s:.1f} s")
-        if now_s - self._asked_s > self._timing.lease_s:
-            self._asked_s = now_s
-            for node in sorted(self._connected - self._following):
-                self._ask(node)
+
+    def _say_again(self, now_s: float) -> None:
+        """What was not answered in a while: a monitor may not have been able to write it down."""
+        if self._is_deposed or now_s - self._asked_s <= self._timing.lease_s:
+            return
+        self._asked_s = now_s
+        for node in sorted(self._connected - self._following):
+            self._ask(node)
+        assert self._leader is not None
+        if self._leader.proposed is not self._leader.decided:
+            for node in sorted(self._following):
+                self._send_proposal(node)
 
     def _lose(self, node: int, evidence: str) -> None:
         if node not in self._lost:
