@@ -45,6 +45,7 @@ class Cluster:
         """Whether all nodes see one run directory."""
         self.num_coordinators = 0
         self.on_vote: Callable[[], None] = lambda: None
+        self.on_fence: Callable[[int], None] = lambda _: None
         self.on_phase: Callable[[CoordinatorProcess, Phase], None] = lambda _, __: None
         self._phases: dict[str, Phase] = {}
         self._acted: dict[int, str] = {}

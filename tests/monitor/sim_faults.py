@@ -21,17 +21,23 @@ SHAPES = [
 ]
 """Nodes, and degrees TP, PP, DP."""
 LIMIT_S = 3000.0
-LEGAL_REASONS = (
-    "finished",
-    "no plan can carry",
-    "no rank is left",
-    "no quorum of nodes",
-    "before the start",
-    "did not get ready",
-    "no instruction finished",
-    "times in a row",
-    "neither settled nor died",
-)
+LEGAL_REASONS = {
+    "finished": "",
+    "no plan can carry": "kuUhnNpo",
+    "no rank is left": "kuUhnNpo",
+    "no quorum of nodes": "nNpo",
+    "before the start": "",
+    "did not get ready": "",
+    "no instruction finished": "h",
+    "times in a row": "bpo",
+    "neither settled nor died": "o",
+}
+"""How a job may end, and of which faults one must have struck for that; none: any schedule.
+
+A hang before the first times are known looks like a step that is slow. Links that break again and
+again without a loss need a cut, and a survivor that neither settles nor dies one that only orders
+do not get through.
+"""
 
 
 class Faults:
@@ -40,6 +46,8 @@ class Faults:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.random = cluster.random
+        self.struck: set[str] = set()
+        """Kinds that did."""
 
     def strike(self, kinds: str) -> None:
         """One fault of one of `kinds`."""
@@ -53,12 +61,15 @@ class Faults:
             "u": self.kill_supervisor,
             "U": self.stop_supervisor,
             "h": self.hang_executor,
+            "b": self.break_link,
             "n": self.lose_node,
             "N": self.pause_node,
             "p": self.partition,
             "o": self.deafen,
         }
-        faults[self.random.choice(kinds)]()
+        kind = self.random.choice(kinds)
+        self.struck.add(kind)
+        faults[kind]()
 
     def _one(self, things: list) -> list:
         return [self.random.choice(things)] if things else []
@@ -117,6 +128,19 @@ class Faults:
         for supervisor in self._one(self._live()):
             supervisor.executor.stop()
 
+    def break_link(self) -> None:
+        """A connection between two executors, which both live; perhaps what they say is lost."""
+        loses = self.random.random() < 0.5
+        live = [each.executor for each in self._live() if each.executor.deploy is not None]
+        if len(live) > 1:
+            for executor in self.random.sample(live, 2):
+                if executor.deploy is not None:
+                    number = executor.deploy.generation
+                    executor.do(lambda executor=executor, number=number: executor.lost_peer(number))
+                    monitor = self.cluster.nodes[executor.supervisor.node].monitor
+                    if loses and monitor is not None:
+                        monitor.die()
+
     def lose_node(self) -> None:
         """Power off; its peers are told by nobody but a refused connection."""
         for node in self._one([node for node in self.cluster.nodes if not node.is_over]):
@@ -163,7 +187,7 @@ def cluster_of(seed: int, *, most_nodes: int = 4) -> Cluster:
     return Cluster(seed, num_nodes=num_nodes, degrees=degrees)
 
 
-def plague(cluster: Cluster, kinds: str, *, most: int, at_start: bool = False) -> None:
+def plague(cluster: Cluster, kinds: str, *, most: int, at_start: bool = False) -> Faults:
     """Faults in random phases, when a vote is complete, and at any time."""
     faults, chance = Faults(cluster), cluster.random
     left = chance.randint(1, most)
@@ -183,7 +207,16 @@ def plague(cluster: Cluster, kinds: str, *, most: int, at_start: bool = False) -
         if left > 0 and chance.random() < 0.1:
             soon(0.06)
 
-    cluster.on_phase, cluster.on_vote = on_phase, on_vote
+    def on_fence(rank: int) -> None:
+        nonlocal left
+        monitor = cluster.nodes[cluster.node_of(rank)].monitor
+        if left > 0 and "m" in kinds and monitor is not None and chance.random() < 0.5:
+            left -= 1
+            faults.struck.add("m")
+            cluster.time.after(chance.uniform(0, 0.02), monitor.die)
+
+    cluster.on_phase, cluster.on_vote, cluster.on_fence = on_phase, on_vote, on_fence
+    return faults
 
 
 class Family(NamedTuple):
@@ -202,10 +235,11 @@ FAMILIES = {
     "monitors": Family("mMw", 5, ends=("finished",)),
     "control": Family("cCmMw", 6, ends=("finished",)),
     "ranks": Family("kuUh", 4),
-    "mixed": Family("kuUhcCmMw", 6),
+    "links": Family("bbcmMw", 6, ends=("finished", "times in a row")),
+    "mixed": Family("kuUhbcCmMw", 6),
     "nodes": Family("nNpo", 3),
     "partitions": Family("po", 4),
-    "everything": Family("kuUhcCmMwnNpo", 7),
+    "everything": Family("kuUhbcCmMwnNpo", 7),
     "start": Family("kucmnpo", 2, at_start=True),
 }
 """By name. Control plane alone: training is never lost, whoever dies."""
@@ -215,16 +249,21 @@ def run_schedule(family: str, seed: int) -> tuple[str, frozenset[str]]:
     """How it ended, in a word, and the rare cases in it. AssertionError where anything is wrong."""
     kind = FAMILIES[family]
     cluster = cluster_of(seed)
-    plague(cluster, kind.kinds, most=kind.most, at_start=kind.at_start)
+    faults = plague(cluster, kind.kinds, most=kind.most, at_start=kind.at_start)
     ends = cluster.run(LIMIT_S)
-    word = _outcome(ends)
+    word = _outcome(ends, faults.struck, kind)
     assert not kind.ends or word in kind.ends, f"ended with {word!r}"
     return word, frozenset(cluster.rarities)
 
 
-def _outcome(ends: list[tuple[int, str]]) -> str:
+def _outcome(ends: list[tuple[int, str]], struck: set[str], kind: Family) -> str:
     for _, reason in ends:
-        assert any(legal in reason for legal in LEGAL_REASONS), reason
+        words = [legal for legal in LEGAL_REASONS if legal in reason]
+        assert words, reason
+        causes = LEGAL_REASONS[words[0]]
+        assert not causes or struck.intersection(causes), f"{reason}, of faults {sorted(struck)}"
+        is_start = words[0] in ("before the start", "did not get ready")
+        assert kind.at_start or not is_start, reason
     if not ends:
         return "all nodes lost"
     # A node that was cut off ends alone; what the others say is the end of the job.

@@ -21,7 +21,7 @@ from resihp.monitor.node.roster import Roster
 from resihp.monitor.quorum.acceptor import Kept, answer_lead, answer_propose
 from resihp.monitor.quorum.leadership import Deposed, Leadership, ToNode
 from resihp.monitor.quorum.watch import Watch
-from resihp.wire.messages import Beat, Message, StepRecord, Stop
+from resihp.wire.messages import Beat, Fence, Message, StepRecord, Stop
 from resihp.wire.quorum import Accepted, Lead, Leads, Promise, Propose, Superseded
 
 if TYPE_CHECKING:
@@ -386,6 +386,8 @@ class CoordinatorProcess(Process):
                 if number in self.wires:
                     self.wires[number].send(self, message)
             case Send(rank, message):
+                if isinstance(message, Fence):
+                    self.cluster.on_fence(rank)
                 self.to_node_of(rank, ToRank(rank, message))
             case Evict(rank):
                 self.to_node_of(rank, EvictRank(rank))

@@ -238,6 +238,8 @@ class Executor(Process):
 
     def contribute(self) -> None:
         assert self.deploy is not None
+        if self.is_broken:
+            return  # it waits for a verdict
         if self.version == self.cluster.num_steps:
             self.say(Finished(generation=self.deploy.generation))
             return
@@ -253,7 +255,7 @@ class Executor(Process):
         assert self.deploy is not None
         votes = self.heard.setdefault(step, set())
         votes.add(rank)
-        if votes == set(self.active) and self.version == step:
+        if votes == set(self.active) and self.version == step and not self.is_broken:
             record = record_for(self.history, step, self.deploy.generation)
             self.in_epoch(lambda: self.see_vote(record), 2.0)
 

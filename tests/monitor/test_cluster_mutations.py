@@ -14,6 +14,7 @@ import sim_nodes
 from sim_faults import run_schedule
 
 from resihp.monitor.coordination.deciding import Deciding
+from resihp.monitor.coordination.repeating import Repeating
 from resihp.monitor.coordination.resuming import Resuming
 from resihp.monitor.quorum import campaign, leader, leadership
 from resihp.monitor.quorum.acceptor import Answer, Kept, answer_propose
@@ -95,6 +96,17 @@ def journals_are_lost(patch: Patch) -> None:
     patch.setattr(sim_nodes.Node, "start_monitor", forget)
 
 
+def orders_to_kill_are_given_once(patch: Patch) -> None:
+    reached = Repeating.reached
+
+    def forget(self: Repeating, ranks: Collection[int]) -> None:
+        fenced, self._core.round.fenced = self._core.round.fenced, {}
+        reached(self, ranks)
+        self._core.round.fenced = fenced
+
+    patch.setattr(Repeating, "reached", forget)
+
+
 MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     any_node_is_a_quorum: ("partitions", "nodes"),
     half_is_a_quorum: ("partitions", "nodes"),
@@ -103,6 +115,7 @@ MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     nothing_found_is_taken_over: ("coordinators",),
     plans_are_deployed_undecided: ("nodes", "everything"),
     journals_are_lost: ("everything", "mixed"),
+    orders_to_kill_are_given_once: ("mixed",),
 }
 
 

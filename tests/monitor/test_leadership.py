@@ -101,6 +101,25 @@ def test_what_is_not_decided_is_proposed_again():
     assert not messages(lead.tick(2 * late_s), Propose)
 
 
+def test_what_is_found_is_proposed_again_and_at_last_under_a_newer_term():
+    """The answers may be lost, or the disk that they wait for is."""
+    lead = asking()
+    for node in range(2):
+        lead.connected(node, 0.0)
+        lead.receive(node, Promise(term=4, entry=entry_of(3, 7)), 0.0)
+    now_s, out, rounds = 0.0, list[Outcome](), list[list[int]]()
+    for _ in range(4):
+        assert not lead.tick(now_s + TIMING.lease_s / 2)
+        now_s += 1.1 * TIMING.lease_s
+        out = lead.tick(now_s)
+        rounds.append(messages(out, Propose))
+    assert rounds == [[0, 1], [0, 1], [0, 1], []]
+    assert probes(out) == [True, True]
+    assert lead.term == 5
+    lead.receive(0, Accepted(term=4, generation=7), now_s)
+    assert not lead.leads
+
+
 def test_a_coordinator_that_is_overtaken_asks_with_a_newer_term():
     """After a while, so that two of them do not chase each other."""
     lead = asking()

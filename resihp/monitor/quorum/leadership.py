@@ -25,6 +25,10 @@ from resihp.wire.timing import Timing
 __all__ = ["Decided", "Deposed", "Followed", "Leadership", "NodeLost", "Outcome", "ToNode", "Won"]
 
 
+MAX_REPEATS = 3
+"""How often the entry that was found is proposed again before a newer term is tried."""
+
+
 class ToNode(NamedTuple):
     """Send `message` to the monitor of `node`."""
 
@@ -91,6 +95,8 @@ class Leadership:
         """Connected nodes whose monitor promised our term on this connection."""
         self._heard_s: dict[int, float] = {}
         self._lost: set[int] = set()
+        self._num_repeats = 0
+        """How often the entry found was proposed again."""
         self._has_won = False
         self._is_deposed = False
         self._out: list[Outcome] = []
@@ -217,6 +223,7 @@ class Leadership:
 
     def _lead(self) -> None:
         newest = self._campaign.newest
+        self._num_repeats = 0
         self._leader = Leader(self.term, self._candidate, newest, self._nodes)
         if newest is None:
             self._has_won = True
@@ -279,8 +286,16 @@ class Leadership:
                 self._lose(node, f"its node was silent for {now_s - heard_s:.1f} s")
 
     def _say_again(self, now_s: float) -> None:
-        """What was not answered in a while: a monitor may not have been able to write it down."""
+        """What was not answered in a while: a monitor may not have been able to write it down.
+
+        Where that goes on before the lead is won, try under a newer term.
+        """
         if self._is_deposed or now_s - self._asked_s <= self._timing.lease_s:
+            return
+        self._num_repeats += not self._has_won
+        if self._num_repeats > MAX_REPEATS:
+            self._leader = None
+            self._ask_all(Campaign(self._campaign.next_term, self._nodes, is_probe=True), now_s)
             return
         self._asked_s = now_s
         for node in sorted(self._connected - self._following):
