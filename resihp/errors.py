@@ -4,6 +4,7 @@
     ├── UserError                the user's fault; shown without a traceback (exit 2)
     │   ├── ConfigError          the job file: unknown key, wrong type, impossible degree
     │   ├── CheckpointRefused    a saved version that is torn, damaged, crafted or of another job
+    │   │   └── OtherModel       a version, intact, of another model than the job's
     │   ├── PlanSyntaxError      a plan that cannot be read; carries its diagnostics
     │   └── PlanRejected         a plan that the verifier refused; carries its diagnostics (exit 1)
     ├── Deadlock                 an emulated plan in which every rank waits for ever
@@ -40,6 +41,7 @@ __all__ = [
     "GenerationClosed",
     "JournalDamaged",
     "NoFeasiblePlan",
+    "OtherModel",
     "PeerLost",
     "PlanRejected",
     "PlanSyntaxError",
@@ -72,6 +74,10 @@ class ConfigError(UserError):
 
 class CheckpointRefused(UserError):
     """A version of the state on disk that is torn, damaged, crafted or of another job."""
+
+
+class OtherModel(CheckpointRefused):
+    """A version, intact, of another model than the job's: no older one fits better."""
 
 
 class PlanSyntaxError(UserError):

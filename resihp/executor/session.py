@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from resihp.config import JobConfig
-from resihp.errors import CheckpointRefused, GenerationClosed
+from resihp.errors import CheckpointRefused, GenerationClosed, OtherModel
 from resihp.executor.audit import Audit
 from resihp.executor.before import Before
 from resihp.executor.boundary import Boundary
@@ -324,7 +324,10 @@ class Session:
             # All go on from another version, so that is the coordinator's to say.
             self._send(
                 VersionRefused(
-                    generation=deploy.generation, name=deploy.commit.saved, why=str(error)
+                    generation=deploy.generation,
+                    name=deploy.commit.saved,
+                    why=str(error),
+                    is_other_model=isinstance(error, OtherModel),
                 )
             )
             raise GenerationClosed("its saved version was refused") from error

@@ -12,17 +12,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from resihp.checkpoint.disk import open_folder
 from resihp.checkpoint.manifest import Manifest, Position
 from resihp.checkpoint.versions import (
+    Listed,
     complete,
     discard,
     list_versions,
     parse_name,
     prune,
+    read_parts,
     version_name,
 )
 from resihp.config import JobConfig
 from resihp.errors import CheckpointRefused, ConfigError
+from resihp.monitor.saved_model import model_difference
 
 __all__ = [
     "SavePlace",
@@ -31,6 +35,7 @@ __all__ = [
     "complete_version",
     "drop",
     "make_directory",
+    "position_difference",
     "save_place",
     "versions_of",
 ]
@@ -107,13 +112,66 @@ def check_place(job: JobConfig) -> None:
             f'no complete version to resume from in "{job.checkpoint.dir}": {why}',
             key="checkpoint.resume",
         )
-    if not job.checkpoint.resume and found:
+    if job.checkpoint.resume:
+        _check_resumable(job, directory, found[0])
+    elif found:
         raise ConfigError(
             f'checkpoint.dir = "{job.checkpoint.dir}" holds versions of another run (step '
             f"{found[0].version.step}): set resume = true to go on from them, or name another "
             "directory",
             key="checkpoint.dir",
         )
+
+
+def _check_resumable(job: JobConfig, directory: Path, newest: Listed) -> None:
+    """ConfigError where the job would not go on from the newest version, intact as that is.
+
+    The text is compared later: its digest is known once executors have read it.
+    """
+    manifest = newest.manifest
+    assert manifest is not None
+    here = Position(
+        dataset=manifest.position.dataset,
+        seed=job.job.seed,
+        tokens=job.batch.tokens,
+        num_microbatches=job.parallel.dp * job.batch.microbatches,
+    )
+    what = f"version {directory / newest.name} cannot be resumed by this job"
+    if manifest.step > job.job.steps:
+        raise ConfigError(
+            f"{what}: it is of step {manifest.step}, and job.steps = {job.job.steps}; nearest "
+            f"valid: job.steps = {manifest.step}",
+            key="job.steps",
+        )
+    if other := position_difference(manifest.position, here):
+        raise ConfigError(f"{what}: {other}", key="checkpoint.resume")
+    if job.model.factory is not None:
+        return  # only the user's module knows its tensors
+    try:
+        with open_folder(directory) as parent, parent.inside(newest.name) as folder:
+            parts = read_parts(folder, manifest)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory / newest.name}: {error.strerror}", key="checkpoint.resume"
+        ) from error
+    saved = {name: each.shape for part in parts.values() for name, each in part.tensors.items()}
+    if other := model_difference(saved, job.model):
+        raise ConfigError(f"{what}: it is of another model: {other}", key="checkpoint.resume")
+
+
+def position_difference(saved: Position, job: Position) -> str:
+    """What would not go on where the saved run was; '' where all does."""
+    if saved.dataset != job.dataset:
+        return "it was trained on other data (the dataset digests differ)"
+    for name, said in (
+        ("seed", "job.seed"),
+        ("tokens", "batch.tokens"),
+        ("num_microbatches", "parallel.dp times batch.microbatches"),
+    ):
+        there, here = getattr(saved, name), getattr(job, name)
+        if there != here:
+            return f"it was trained with {said} = {there}, and this job has {here}"
+    return ""
 
 
 def _directory(job: JobConfig) -> Path | None:

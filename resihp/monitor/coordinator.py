@@ -260,7 +260,7 @@ class Coordinator:
             case SaveFailed():
                 self._saving.part_failed(rank, message)
             case VersionRefused():
-                self._saving.refused(rank, message.name, message.why)
+                self._saving.refused(rank, message)
                 if self._core.opens(message.generation):
                     self._membership.close()
             case StepDone():

@@ -281,6 +281,8 @@ class VersionRefused(_Message, frozen=True, kw_only=True):
     generation: int
     name: str
     why: str
+    is_other_model: bool = False
+    """It is intact, and older ones are of that model too: the job cannot begin."""
 
 
 class Joined(_Message, frozen=True, kw_only=True):

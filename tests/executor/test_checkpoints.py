@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from resihp.checkpoint.versions import complete, list_versions
-from resihp.errors import CheckpointRefused
+from resihp.errors import CheckpointRefused, OtherModel
 from resihp.executor.checkpoint.loading import VersionReader, load_holding
 from resihp.executor.checkpoint.pieces import all_keys
 from resihp.executor.checkpoint.saving import Division
@@ -143,7 +143,7 @@ def test_a_version_of_another_model_is_refused(tmp_path: Path):
     """By the first tensor that differs, before anything is loaded."""
     version = save(tmp_path, random_layout(random.Random(1)), logical_state(0))
     program = expand(one_stage({0: 1}, 1, 1), 0)
-    with pytest.raises(CheckpointRefused, match="another model"):
+    with pytest.raises(OtherModel, match="another model"):
         load_holding(MODEL, CONFIG, program, version)
 
 

@@ -177,6 +177,17 @@ def test_a_version_that_a_rank_refuses_is_taken_by_nobody():
     assert "damaged" in desk.end.reason
 
 
+def test_a_version_of_another_model_is_not_gone_back_from():
+    """It is intact, and so are those before it, of the same model: the job ends with 2."""
+    desk = desk_of(saved(6), saved(4), resume=True)
+    desk.say_all(ready())
+    name, why = saved(6).name, "it is of another model"
+    desk.say(2, VersionRefused(generation=1, name=name, why=why, is_other_model=True))
+    assert desk.end is not None
+    assert (desk.end.exit_code, desk.end.reason) == (2, why)
+    assert not desk.sent(Close)
+
+
 def test_a_version_that_was_refused_is_not_counted_on():
     """[T21] Pruning is told of it, and of the version that all begin with until they run."""
     desk = desk_of(saved(6), saved(4), resume=True)

@@ -31,7 +31,7 @@ from torch.futures import Future
 from resihp.checkpoint.disk import Folder, open_folder
 from resihp.checkpoint.manifest import Chunk, Manifest, data_name
 from resihp.checkpoint.versions import chunk_places, read_chunk, read_manifest, read_parts
-from resihp.errors import CheckpointRefused
+from resihp.errors import CheckpointRefused, OtherModel
 from resihp.executor.adamw import AdamW, AdamWConfig
 from resihp.executor.checkpoint.pieces import KINDS, all_keys, box_of, key_of
 from resihp.executor.flat import bytes_of
@@ -69,7 +69,7 @@ def load_holding(
 ) -> Loaded:
     """The shards of `program`'s layers from the version in directory `version`.
 
-    CheckpointRefused where it is not complete, damaged, or of another model.
+    CheckpointRefused where it is not complete or damaged, OtherModel where it is of another model.
     """
     reader = VersionReader(version)
     metadata = reader.read_metadata()
@@ -99,7 +99,7 @@ def _check_model(model: Model, metadata: Metadata, version: Path) -> None:
                 "missing" if shape is None else f"of shape {list(shape)}"
                 for shape in (saved.get(key), wanted.get(key))
             )
-            raise CheckpointRefused(
+            raise OtherModel(
                 f"{version} is of another model: {key} is {there} in it, and {here} in this job"
             )
 

@@ -16,10 +16,10 @@ from resihp.checkpoint.versions import version_name
 from resihp.compiler.sources import State
 from resihp.errors import UserError
 from resihp.monitor.actions import CompleteVersion, DropVersion
-from resihp.monitor.checkpoints import SavedVersion, SavePlace
+from resihp.monitor.checkpoints import SavedVersion, SavePlace, position_difference
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.phase import Phase
-from resihp.wire.messages import Commit, PartSaved, Save, SaveAt, SaveFailed
+from resihp.wire.messages import Commit, PartSaved, Save, SaveAt, SaveFailed, VersionRefused
 
 __all__ = ["Saving"]
 
@@ -76,7 +76,7 @@ class Saving:
             core.stop(f"no complete version to resume from: {why}", UserError.exit_code)
             return
         chosen = self.versions[0]
-        other = _difference(chosen.position, self._position())
+        other = position_difference(chosen.position, self._position())
         if other:
             core.stop(
                 f"version {chosen.name} cannot be resumed by this job: {other}",
@@ -97,10 +97,16 @@ class Saving:
         core.log("goes_back", version=version.name, step=version.step, redone=max(lost_steps, 0))
         core.say(f"from step {version.step} of saved version {version.name}{redone}")
 
-    def refused(self, rank: int, name: str, why: str) -> None:
-        """`rank` could not load version `name`: nobody loads it any more."""
-        core = self._core
+    def refused(self, rank: int, message: VersionRefused) -> None:
+        """`rank` could not load a version: nobody loads it any more, or the job has no use for it.
+
+        In the latter case it is stopped.
+        """
+        core, name, why = self._core, message.name, message.why
         core.log("version_refused", rank=rank, version=name, why=why)
+        if message.is_other_model:
+            core.stop(why, UserError.exit_code)
+            return
         self._refused.add(name)
         if any(each.name == name for each in self.versions):
             self.versions = [each for each in self.versions if each.name != name]
@@ -299,18 +305,3 @@ class Saving:
             lost = f"; step {step} is not saved: {trouble}" if trouble else ""
             reason = f"{reason}{lost}; {self.newest()}"
         self._core.stop(reason, exit_code)
-
-
-def _difference(saved: Position, job: Position) -> str:
-    """What would not go on where the saved run was; '' where all does."""
-    if saved.dataset != job.dataset:
-        return "it was trained on other data (the dataset digests differ)"
-    for name, said in (
-        ("seed", "job.seed"),
-        ("tokens", "batch.tokens"),
-        ("num_microbatches", "parallel.dp times batch.microbatches"),
-    ):
-        there, here = getattr(saved, name), getattr(job, name)
-        if there != here:
-            return f"it was trained with {said} = {there}, and this job has {here}"
-    return ""
