@@ -37,7 +37,8 @@ parity: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest --hypothesis-profile=long --timeout=1200 -k "not golden" tests/wire tests/ir/test_fuzz.py
 
-nightly: fuzz oracle parity gap never-worse
+nightly: fuzz oracle parity gap never-worse sweep schedules
+	$(BIN)/python -m pytest -m nightly
 
 kills: $(VENV)/.run
 	$(BIN)/python benchmarks/random_kills.py

@@ -11,7 +11,8 @@ from jobs import Job, Run, complete, running, train_command
 
 pytestmark = pytest.mark.timeout(180)
 
-STEPS = 120
+STEPS = 400
+"""Enough that somebody leads again before the last one."""
 PAIR = Job(steps=STEPS, tp=1, pp=1, dp=2)
 COORDINATOR, MONITOR = "resihp.monitor.leader", "resihp.monitor.node"
 

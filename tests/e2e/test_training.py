@@ -63,8 +63,10 @@ def test_every_sample_is_used_exactly_once_and_in_order(
 
 
 def test_no_process_but_the_killed_ones_is_restarted(killed: Run) -> None:
-    """Eight executors were started in all, and six of them finished."""
-    assert len(killed.events("executor_started")) == 8
+    """Each of the eight executors was started once, and those that were killed may come back."""
+    ranks = [row["rank"] for row in killed.events("executor_started")]
+    assert set(ranks) == set(range(8))
+    assert all(ranks.count(rank) == 1 for rank in range(8) if rank not in (5, 2))
     assert [row["rank"] for row in killed.events("rank_lost")] == [5, 2]
 
 

@@ -62,7 +62,7 @@ def executors_in(net: Network, node: int) -> set[int]:
     return {each.pid for each in job_processes() if each.module == "resihp.executor"} & here
 
 
-@pytest.mark.parametrize("node", [0, 2])
+@pytest.mark.parametrize("node", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_the_loss_of_a_node(node: int, net: Network, tmp_path: Path, corpus: Path):
     """[T8] [S4] Agent, monitor, supervisors and executors at one moment; also of the node whose
     monitor started the coordinator. Before, nothing listened but at its node's address."""
@@ -90,6 +90,7 @@ def test_a_partition_in_both_directions(net: Network, tmp_path: Path, corpus: Pa
         assert_one_history(run)
 
 
+@pytest.mark.nightly
 def test_a_partition_in_one_direction(net: Network, tmp_path: Path, corpus: Path):
     """[T9] What node 0 sends to node 2 is lost, the other direction works: one history of
     steps, and all of them."""
