@@ -318,6 +318,11 @@ class Coordinator:
         return self._core.records
 
     @property
+    def begun_at(self) -> int:
+        """The step of the saved version that all began with, at last; 0: untrained parameters."""
+        return self._core.start.version
+
+    @property
     def num_plans(self) -> int:
         """Generations that ran."""
         return self._running.num_plans

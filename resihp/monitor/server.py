@@ -199,6 +199,7 @@ class CoordinatorServer:
                 self._coordinator.num_plans,
                 self._run_dir.path,
                 headline,
+                begun_at=self._coordinator.begun_at,
             )
         )
         self._run_dir.control_path.unlink(missing_ok=True)

@@ -43,7 +43,20 @@ def _incident_line(incident: Incident) -> str:
     )
 
 
+def _steps(records: Sequence[StepRecord], begun_at: int) -> str:
+    """How many there are now, and what is known of the last one."""
+    if not records:
+        return "0 steps, no step finished"
+    if begun_at == len(records) and all(record.is_empty for record in records):
+        return f"no step was run, the job began with the saved version of step {begun_at}"
+    num_skipped = sum(record.skipped for record in records)
+    skipped = f" ({num_skipped} skipped: gradients not finite)" if num_skipped else ""
+    return f"{len(records)} steps{skipped}, {_final(records[-1])}"
+
+
 def _final(record: StepRecord) -> str:
+    if record.is_empty:
+        return "final loss not known"
     return "all emulated" if record.emulated else f"final loss {record.loss:.4f}"
 
 
@@ -53,16 +66,18 @@ def summary(
     num_plans: int,
     run_dir: Path,
     reason: str,
+    *,
+    begun_at: int = 0,
 ) -> str:
-    """What happened, from the committed iterations and the incidents."""
+    """What happened, from the committed iterations and the incidents.
+
+    `begun_at`: the step of the saved version that the job began with.
+    """
     num_lost = sum(len(incident.ranks) for incident in incidents)
     survived = sum(len(incident.ranks) for incident in incidents if incident.resumed_s is not None)
-    final = _final(records[-1]) if records else "no step finished"
-    num_skipped = sum(record.skipped for record in records)
-    skipped = f" ({num_skipped} skipped: gradients not finite)" if num_skipped else ""
     lines = [
         "",
-        f"{reason}: {len(records)} steps{skipped}, {final}, {survived} of {num_lost} failures "
+        f"{reason}: {_steps(records, begun_at)}, {survived} of {num_lost} failures "
         f"survived, {num_plans} plan{'s' if num_plans != 1 else ''} used",
         *(_incident_line(incident) for incident in incidents),
         f"run directory: {run_dir}",

@@ -106,6 +106,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
             duration_s=0.0,
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is of an iteration that this run does not know."""
+        return self == StepRecord.empty(self.step)
+
 
 # --- supervisor -> coordinator
 

@@ -9,6 +9,7 @@ from coordinator_cases import record_of
 
 from resihp.monitor.incident import Incident
 from resihp.monitor.summary import step_line, summary
+from resihp.wire.messages import StepRecord
 
 RECORD = msgspec.structs.replace(
     record_of(12, 2.34567), grad_norm=0.98765, num_tokens=2048, duration_s=0.25
@@ -65,6 +66,18 @@ def test_the_summary_of_a_run_without_failures():
     assert summary([RECORD], [], 1, Path("r"), "finished").split("\n")[1] == (
         "finished: 1 steps, final loss 2.3457, 0 of 0 failures survived, 1 plan used"
     )
+
+
+def test_a_resumed_run_without_a_step_claims_none():
+    """Steps before the saved version were another run's, and so was their loss."""
+    before = [StepRecord.empty(step) for step in range(3)]
+    line = summary(before, [], 1, Path("r"), "stopped by SIGTERM", begun_at=3).split("\n")[1]
+    assert line.startswith(
+        "stopped by SIGTERM: no step was run, the job began with the saved version of step 3, 0 of"
+    )
+    line = summary([*before, record_of(3, 1.5)], [], 1, Path("r"), "finished", begun_at=3)
+    assert "finished: 4 steps, final loss 1.5000" in line
+    assert "3 steps, final loss not known" in summary(before, [], 1, Path("r"), "finished")
 
 
 def test_what_is_not_known_is_not_made_up():
