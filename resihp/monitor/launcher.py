@@ -79,6 +79,7 @@ class Launcher:
                 addresses=addresses,
                 run_dir=str(run_dir.path) if node == 0 else None,
                 leader=self._leader,
+                nodes_return=False,
             )
             for node in range(self._num_nodes)
         ]
@@ -120,14 +121,19 @@ class _Nodes:
             listener.close()  # a node that dies takes its own with it
 
     async def run(self) -> int:
-        """Until all have ended; the exit code of the first that was not killed."""
+        """Until all have ended; the exit code of the first that was not killed, or 1."""
         loop = asyncio.get_running_loop()
         for number in ENDINGS:
             loop.add_signal_handler(number, self._on_signal, number)
         codes = await asyncio.gather(*(child.wait() for child in self._children))
         if self._signal is not None:
             return 128 + self._signal
-        return next((code for code in codes if code >= 0), 128 - codes[0])
+        ended = [code for code in codes if code >= 0]
+        if not ended:
+            how = signal.Signals(-codes[0]).name
+            print(f"resihp: error: every node was killed, node 0 by {how}", file=sys.stderr)
+            return 1
+        return ended[0]
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signal is not None:

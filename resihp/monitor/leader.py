@@ -60,6 +60,7 @@ async def _lead(brief_fd: int, note_fd: int, pulse_fd: int, term: int) -> int:
         term,
         timing,
         clock.now_s(),
+        nodes_return=brief.nodes_return,
     )
     server = CoordinatorServer(
         job, coordinator, run_dir, brief, leadership, clock, _speaker(job), versions

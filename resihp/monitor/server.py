@@ -34,7 +34,7 @@ from resihp.monitor.helm import Helm, Order
 from resihp.monitor.inject import hang
 from resihp.monitor.links import Links
 from resihp.monitor.node.brief import Brief
-from resihp.monitor.node.server import DEPOSED
+from resihp.monitor.node.server import DEPOSED, HOPELESS
 from resihp.monitor.observations import ObservationLog
 from resihp.monitor.quorum.leadership import (
     Deposed,
@@ -154,7 +154,7 @@ class CoordinatorServer:
         self.reason = ""
 
     async def serve(self) -> int:
-        """Run the job; its exit code, or DEPOSED where somebody else leads."""
+        """Run the job; its exit code, or DEPOSED, or HOPELESS where nobody can lead."""
         tasks = [asyncio.create_task(self._links.keep(node)) for node in self._links.nodes]
         tasks.append(asyncio.create_task(self._tick()))
         ended = asyncio.create_task(self._ended.wait())
@@ -417,7 +417,9 @@ class CoordinatorServer:
                     raise AssertionError("the helm decides")
                 case Deposed(why):
                     self._run_dir.event("deposed", {"why": why}, self._clock.now_s())
-                    self.exit_code, self._has_won = DEPOSED, False
+                    is_hopeless = self._helm.leadership.is_hopeless
+                    self.exit_code = HOPELESS if is_hopeless else DEPOSED
+                    self._has_won = False
                     self._ended.set()
                 case Log(kind, fields):
                     self._run_dir.event(kind, fields, self._clock.now_s())

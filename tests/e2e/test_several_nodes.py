@@ -96,7 +96,8 @@ def test_a_lost_torchrun_agent_is_not_waited_for(tmp_path: Path, corpus: Path) -
 
 
 def test_of_two_nodes_the_lowest_is_needed(tmp_path: Path, corpus: Path) -> None:
-    """[T8] Half of the nodes without the lowest is no quorum: the job ends, nobody goes on."""
+    """[T8] Half of the nodes without the lowest is no quorum: the job ends, nobody goes on; soon,
+    since under `resihp train` no node comes back."""
     pair = Job(steps=500, tp=1, pp=1, dp=2, sections="[rejoin]\nrestarts = 0\n")
     job = pair.write(tmp_path, corpus)
     job.write_text(job.read_text().replace('name = "e2e"', 'name = "e2e"\ndetect_within_s = 0.1'))
@@ -106,7 +107,8 @@ def test_of_two_nodes_the_lowest_is_needed(tmp_path: Path, corpus: Path) -> None
         os.kill(run.node_pid(0), signal.SIGKILL)
         assert run.finish() == 1
         assert not wait_gone(family)
-    assert "node 1 hears no quorum of the job's nodes" in run.text
+    assert "resihp: error: node 1 hears no quorum of the job's nodes" in run.text
+    assert "or half with the lowest: see docs/operating.md" in run.text
 
 
 def test_ranks_that_do_not_divide_into_nodes_are_refused(tmp_path: Path, corpus: Path) -> None:

@@ -219,6 +219,31 @@ def test_a_coordinator_without_a_quorum_gives_up():
     assert not lead.leads
 
 
+def test_nobody_asks_for_a_lead_that_nodes_that_are_gone_for_good_would_have_to_give():
+    """Of two nodes the higher one is left: no quorum, ever; where nodes return, it asks again."""
+    found = entry_of(3, 7, electors=range(2), voters=range(2))
+    for nodes_return in (False, True):
+        lead = Leadership(range(2), 1, "b", 4, TIMING, 0.0, nodes_return=nodes_return)
+        lead.refused(0, 0.0)
+        lead.connected(1, 0.0)
+        assert not lead.is_hopeless, "node 1 may know that it is enough by itself"
+        lead.receive(1, Promise(term=4, entry=found, is_probe=True), 0.0)
+        assert lead.is_hopeless is not nodes_return
+        assert [type(each) for each in lead.tick(0.1)] == ([] if nodes_return else [Deposed])
+
+
+def test_a_quorum_that_is_left_hopes():
+    """Of two nodes the lower one, or the higher one once a generation was decided without it."""
+    for home, voters in ((0, range(2)), (1, range(1, 2))):
+        lead = Leadership(range(2), home, "b", 4, TIMING, 0.0, nodes_return=False)
+        lead.refused(1 - home, 0.0)
+        lead.connected(home, 0.0)
+        found = entry_of(3, 7, electors=voters, voters=voters)
+        lead.receive(home, Promise(term=4, entry=found, is_probe=True), 0.0)
+        assert not lead.is_hopeless
+        assert not [each for each in lead.tick(0.1) if isinstance(each, Deposed)]
+
+
 def test_a_coordinator_that_was_replaced_gives_up():
     """It was stopped for a while, and a monitor follows another one."""
     lead = leading()

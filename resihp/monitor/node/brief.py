@@ -32,6 +32,8 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     """None: the first coordinator makes it and says where it is."""
     leader: tuple[str, ...] = ("-m", "resihp.monitor.leader")
     """What Python runs as coordinator."""
+    nodes_return: bool = True
+    """Whether a node whose owner is gone may be started again, at the same address."""
 
     def __repr__(self) -> str:
         return masked_repr(self, "secret")

@@ -44,10 +44,12 @@ from resihp.wire.nodes import (
 from resihp.wire.quorum import Accepted, Lead, Leads, Promise, Propose, Superseded
 from resihp.wire.timing import Timing
 
-__all__ = ["DEPOSED", "NodeServer"]
+__all__ = ["DEPOSED", "HOPELESS", "NodeServer"]
 
 DEPOSED = 3
 """Exit code of a coordinator that gave up its lead, or did not get it."""
+HOPELESS = 5
+"""Of one that found that nobody will ever lead again: too many nodes are gone for good."""
 MAX_QUICK_ENDS = 5
 """How often in a row a coordinator of ours may break within `QUICK_S` of its start."""
 
@@ -173,6 +175,9 @@ class NodeServer:
             if code == DEPOSED:
                 num_broken, is_wanted = 0, False
                 continue
+            if code == HOPELESS and not self._ended.is_set():
+                self._give_up(self._no_quorum())
+                return
             # It led, or was about to, and nobody else knows yet that it is gone.
             is_wanted = True
             is_quick = self._clock.now_s() - began_s < QUICK_S or self._coordinator.has_hung
@@ -384,12 +389,18 @@ class NodeServer:
             self._is_fenced = is_orphan
             is_lost = watch.is_alone(now_s) if self._election.is_open else now_s > self._begin_by_s
             if is_lost and not self._ended.is_set():
-                self._give_up(f"node {self._brief.node} hears no quorum of the job's nodes")
+                self._give_up(self._no_quorum())
             # A single node whose journal is on a full disk can have no coordinator that ends it.
             silent_s = now_s - self._election.trouble_since_s
             is_single = len(self._brief.addresses) == 1
             if is_single and silent_s > 2 * self._timing.decide_s and not self._ended.is_set():
                 self._give_up(f"nobody can lead the job: {self._election.trouble}")
+
+    def _no_quorum(self) -> str:
+        return (
+            f"node {self._brief.node} hears no quorum of the job's nodes, which is more than half "
+            "of them, or half with the lowest: see docs/operating.md, What is survived"
+        )
 
     def _give_up(self, reason: str) -> None:
         print(f"resihp: error: {reason}", file=sys.stderr, flush=True)

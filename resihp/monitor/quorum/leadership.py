@@ -81,8 +81,13 @@ class Leadership:
         first_term: int,
         timing: Timing,
         now_s: float,
+        *,
+        nodes_return: bool = True,
     ) -> None:
-        """`candidate` names this process on node `home`, which promised less than `first_term`."""
+        """`candidate` names this process on node `home`, which promised less than `first_term`.
+
+        `nodes_return`: whether a node where nobody listens may come back.
+        """
         self._nodes = frozenset(nodes)
         self._home = home
         self._candidate = candidate
@@ -90,6 +95,9 @@ class Leadership:
         self._campaign = Campaign(first_term, nodes, is_probe=True)
         self._asked_s = now_s
         self._leader: Leader | None = None
+        self._nodes_return = nodes_return
+        self._gone: set[int] = set()
+        """Nodes where nobody listened when they were last tried."""
         self._connected: set[int] = set()
         self._following: set[int] = set()
         """Connected nodes whose monitor promised our term on this connection."""
@@ -116,11 +124,24 @@ class Leadership:
         """Nodes that were given up and did not come back."""
         return frozenset(self._lost)
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether all nodes that are left would promise the lead, and are no quorum, for good."""
+        left = self._nodes - self._gone
+        return (
+            not self._nodes_return
+            and self._leader is None
+            and bool(self._gone)
+            and left <= self._campaign.promised
+            and self._campaign.standing is Standing.OPEN
+        )
+
     # --- what happens to connections
 
     def connected(self, node: int, now_s: float) -> list[Outcome]:
         """A connection to the monitor of `node` is there; everything begins anew on it."""
         self._connected.add(node)
+        self._gone.discard(node)
         self._following.discard(node)
         self._ask(node)
         return self._take()
@@ -133,6 +154,7 @@ class Leadership:
 
     def refused(self, node: int, now_s: float) -> list[Outcome]:
         """Nobody listens there: the owner of the node is gone, and all it held with it."""
+        self._gone.add(node)
         if self.leads and (node in self._heard_s or self._is_running):
             self._lose(node, "its node is gone")
         return self._take()
@@ -174,7 +196,10 @@ class Leadership:
         """Time passes."""
         if self._is_deposed:
             return self._take()
-        if self._leader is None:
+        if self.is_hopeless:
+            gone = ", ".join(map(str, sorted(self._gone)))
+            self._depose(f"no quorum is left without node {gone}")
+        elif self._leader is None:
             self._tick_campaign(now_s)
         else:
             if self._has_won:
