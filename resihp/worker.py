@@ -178,7 +178,7 @@ def _handle_signals(supervisor: Supervisor, owner: NodeOwner | None) -> None:
     def stop(number: signal.Signals) -> None:
         code = 128 + number
         if seen:
-            supervisor.kill_executor()
+            supervisor.kill_executor("told to end at once")
             os._exit(code)
         seen.append(number)
         if owner is not None:

@@ -17,7 +17,7 @@ Each part has a room of its own in `coordination`; here are only the ways into t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from resihp.config import JobConfig
 from resihp.monitor.actions import Action
@@ -48,6 +48,7 @@ from resihp.wire.messages import (
     ExecutorExited,
     ExecutorStarted,
     Fault,
+    Fence,
     Finished,
     Hello,
     Joined,
@@ -113,11 +114,9 @@ class Coordinator:
         self._liveness.heard(rank)
         if isinstance(message, Hello):
             self._repeating.reached((rank,))
-        if core.phase is not Phase.STOPPING:
-            if rank in core.alive:
-                self._dispatch(rank, message)
-            else:
-                self._hear_of_the_lost(rank, message)
+        if core.phase is not Phase.STOPPING and self._is_news(rank, message):
+            hear = self._dispatch if rank in core.alive else self._hear_of_the_lost
+            hear(rank, message)
         return self._taken()
 
     def disconnected(
@@ -144,8 +143,11 @@ class Coordinator:
         self._liveness.expect_all()
         return self._taken()
 
-    def remember(self, incidents: Sequence[Incident], num_plans: int) -> None:
-        """What other coordinators of this job saw, for the end of it."""
+    def remember(
+        self, incidents: Sequence[Incident], num_plans: int, executors: Mapping[int, int]
+    ) -> None:
+        """What other coordinators of this job saw; `executors`: process numbers by rank."""
+        self._core.executors.update(executors)
         self._core.book.incidents[:0] = incidents
         self._running.num_plans += num_plans
 
@@ -224,6 +226,21 @@ class Coordinator:
         self._saving.check()
         return self._core.take()
 
+    def _is_news(self, rank: int, message: Message) -> bool:
+        """Not: a start that is said again, and what is said of an executor before the newest."""
+        core = self._core
+        match message:
+            case ExecutorStarted():
+                if core.executors.get(rank) == message.pid:
+                    return False
+                core.executors[rank] = message.pid
+                core.log("executor_started", rank=rank, pid=message.pid)
+                return True
+            case Beat() | ExecutorExited():
+                return core.is_of_newest(rank, message.pid)
+            case _:
+                return True
+
     def _dispatch(self, rank: int, message: Message) -> None:
         """What is of a generation that is over is dropped by the room it belongs to."""
         match message:
@@ -233,8 +250,6 @@ class Coordinator:
             case Hello() if not message.has_executor and self._core.phase is not Phase.STARTING:
                 self._membership.disconnected(rank, "its supervisor was started again")
                 self._rejoining.waits(rank)
-            case ExecutorStarted():
-                self._core.log("executor_started", rank=rank, pid=message.pid)
             case ExecutorExited():
                 self._membership.exited(rank, message)
             case Beat():
@@ -287,7 +302,7 @@ class Coordinator:
                 if rank in self._core.returned:
                     self._reviving.back(rank)
             case ExecutorStarted():
-                self._rejoining.started(rank, message.pid)
+                self._rejoining.started(rank)
             case ExecutorExited():
                 self._rejoining.exited(rank, message)
             case Fault():
@@ -296,6 +311,10 @@ class Coordinator:
                 pass  # of a rank that is dead
 
     # --- what is known
+
+    def fence(self, rank: int, reason: str) -> Fence:
+        """The order to kill the executor that `rank` has now."""
+        return self._core.fence(rank, reason)
 
     @property
     def world(self) -> int:

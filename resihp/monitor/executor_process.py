@@ -10,11 +10,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from resihp.errors import WireError
 from resihp.monitor.process import Child, is_stopped
 from resihp.monitor.rendezvous import HANDED_DOWN
 from resihp.wire.channel import Channel
+from resihp.wire.clock import Clock
 from resihp.wire.messages import (
+    FATAL,
     Beat,
     ExecutorExited,
     ExecutorStarted,
@@ -35,16 +39,22 @@ class ExecutorProcess:
     """The executor of one rank, from its start to its end; `tell` hears what it says and does."""
 
     def __init__(
-        self, rank: int, log_path: Path, timing: Timing, tell: Callable[[Message], None]
+        self,
+        rank: int,
+        log_path: Path,
+        timing: Timing,
+        clock: Clock,
+        tell: Callable[[Message], None],
     ) -> None:
         self._rank = rank
         self._log_path = log_path
         self._timing = timing
+        self._clock = clock
         self._tell = tell
         self._is_ready = False
+        self._fenced = ""
+        self._hit_s: float | None = None
         self._stopped_since_s: float | None = None
-        self.progress = Beat(step=-1, instruction=-1)
-        """Its last beat."""
         ours, theirs = socket.socketpair()
         self._socket = ours
         with theirs, log_path.open("ab") as log:
@@ -54,6 +64,9 @@ class ExecutorProcess:
                 pass_fds=(theirs.fileno(),),
                 output=log,
             )
+        self.pid = self._child.pid
+        self.progress = Beat(step=-1, instruction=-1, pid=self.pid)
+        """Its last beat; of one that ended, that there is no executor."""
         self._channel: Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -61,7 +74,7 @@ class ExecutorProcess:
         """Begin to listen to it, and tell it what it is to run."""
         reader, writer = await asyncio.open_unix_connection(sock=self._socket)
         self._channel = Channel(reader, writer)
-        self._tell(ExecutorStarted(pid=self._child.pid))
+        self._tell(ExecutorStarted(pid=self.pid))
         self._channel.send(start)
         self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._wait())]
 
@@ -74,8 +87,14 @@ class ExecutorProcess:
         """Send it a signal."""
         self._child.send(number)
 
-    def kill(self) -> None:
-        """SIGKILL, now."""
+    def hit(self, at_s: float) -> None:
+        """A fault that it dies of was announced."""
+        self._hit_s = at_s
+
+    def kill(self, reason: str) -> None:
+        """SIGKILL, now; where it still runs, `reason` is what it dies of."""
+        if self._child.running:
+            self._fenced = self._fenced or reason
         self._child.send(signal.SIGKILL)
 
     async def end(self, stop: Stop | None) -> None:
@@ -103,25 +122,40 @@ class ExecutorProcess:
             step, instruction = self.progress.step, self.progress.instruction
             since_s = min(self._stopped_since_s, known_since_s)
             self._tell(Fault(kind="stopped", step=step, instruction=instruction, at_s=since_s))
-            self.kill()
+            self.hit(since_s)
+            self.kill(f"it was stopped for {now_s - self._stopped_since_s:.1f} s")
 
     async def _listen(self) -> None:
         assert self._channel is not None
         try:
             while (message := await self._channel.receive()) is not None:
                 if isinstance(message, Beat):
-                    self.progress = message
+                    if self._child.running:
+                        self.progress = msgspec.structs.replace(message, pid=self.pid)
                 else:
+                    if isinstance(message, Fault) and message.kind in FATAL:
+                        self.hit(message.at_s)
                     self._is_ready = self._is_ready or isinstance(message, Ready)
                     self._tell(message)
         except WireError as error:
             print(f"resihp: rank {self._rank}: executor fenced: {error}", file=sys.stderr)
-            self.kill()
+            self.kill(f"what it said cannot be read: {error}")
 
     async def _wait(self) -> None:
         code = await self._child.wait()
+        seen_s = self._clock.now_s()
+        self.progress = Beat(step=-1, instruction=-1)
         words = "" if code < 0 else _last_words(self._log_path)
-        self._tell(ExecutorExited(code=code, last_words=words))
+        self._tell(
+            ExecutorExited(
+                code=code,
+                last_words=words,
+                pid=self.pid,
+                fenced=self._fenced,
+                hit_s=self._hit_s,
+                seen_s=seen_s,
+            )
+        )
 
 
 def _executor_env() -> dict[str, str]:

@@ -100,6 +100,17 @@ class IncidentBook:
         """A fault is about to hit `rank`."""
         self._hits[rank] = at_s
 
+    def ended(self, rank: int, hit_s: float | None, seen_s: float | None) -> None:
+        """The executor of `rank` ended: of a fault announced at `hit_s`, or as seen at `seen_s`."""
+        if hit_s is not None:
+            self._hits[rank] = hit_s
+        elif seen_s is not None:
+            self._hits.setdefault(rank, seen_s)
+
+    def forget(self, rank: int) -> None:
+        """What hit `rank` hit an executor that no plan counts on."""
+        self._hits.pop(rank, None)
+
     def lose(self, rank: int, evidence: str, *, now_s: float, step: int, since_s: float) -> None:
         """`rank` is lost in iteration `step`, which has been running since `since_s`."""
         hit_s = self._hits.pop(rank, None)

@@ -48,9 +48,7 @@ from resihp.wire.clock import Clock
 from resihp.wire.messages import (
     AskWhere,
     At,
-    ExecutorStarted,
     Fault,
-    Fence,
     Hello,
     Inject,
     KillRank,
@@ -137,8 +135,6 @@ class CoordinatorServer:
         self._links = Links(brief, self._timing, str(run_dir.path), self)
         self._here: set[int] = set()
         """Ranks whose supervisor is there, and has said again what we may have missed."""
-        self._pids: dict[int, int] = {}
-        """Of the executor that each rank started last."""
         self._drained: set[int] = set()
         self._observations = ObservationLog(run_dir.traces_path)
         self._censuses: list[_Census] = []
@@ -276,8 +272,7 @@ class CoordinatorServer:
     def _known_records(self) -> list[StepRecord]:
         """Another coordinator led before: what it left in the run's directory."""
         past = self._run_dir.past()
-        self._pids = past.executors
-        self._coordinator.remember(past.incidents, past.num_plans)
+        self._coordinator.remember(past.incidents, past.num_plans, past.executors)
         return past.records
 
     def _won(self) -> None:
@@ -311,10 +306,6 @@ class CoordinatorServer:
                     again = Hello(pid=0, has_executor=False)
                     self._perform(self._helm.from_rank(rank, again, now_s))
                 return
-            case ExecutorStarted() if self._pids.get(rank) == message.pid:
-                return  # said again
-            case ExecutorStarted():
-                self._pids[rank] = message.pid
             case At():
                 for census in self._censuses:
                     census.add(rank, message)
@@ -376,7 +367,7 @@ class CoordinatorServer:
         if refusal is not None:
             return Refused(text=refusal)
         self._coordinator.hit(rank, self._clock.now_s())
-        self._send(rank, Fence(reason="operator"))
+        self._send(rank, self._coordinator.fence(rank, "operator"))
         return Reply(text=f"rank {rank}: SIGKILL sent to its executor")
 
     def _inject(self, order: Inject) -> Reply | Refused:

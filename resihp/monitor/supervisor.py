@@ -26,6 +26,7 @@ from resihp.wire.channel import Channel, connect_handshake
 from resihp.wire.clock import Clock
 from resihp.wire.gate import notice_silence
 from resihp.wire.messages import (
+    FATAL,
     AskStop,
     Beat,
     Fault,
@@ -100,10 +101,10 @@ class Supervisor:
         elif not self._gave_up.done():
             self._gave_up.set_result(exit_code)
 
-    def kill_executor(self) -> None:
-        """SIGKILL the executor now."""
-        if self._executor is not None:
-            self._executor.kill()
+    def kill_executor(self, reason: str, pid: int = 0) -> None:
+        """SIGKILL the executor now; with `pid` only if it is that one."""
+        if self._executor is not None and pid in (0, self._executor.pid):
+            self._executor.kill(reason)
 
     async def _serve(self, find_place: Callable[[], Awaitable[Place]]) -> int:
         try:
@@ -136,6 +137,8 @@ class Supervisor:
 
     def send_up(self, fault: Fault) -> None:
         """See `Body`."""
+        if fault.kind in FATAL and self._executor is not None:
+            self._executor.hit(fault.at_s)
         self._say(fault)
 
     def send_down(self, order: Inject) -> None:
@@ -197,8 +200,8 @@ class Supervisor:
                     return
                 case Welcome() as welcome:
                     await self._welcomed(welcome)
-                case Fence():
-                    self.kill_executor()
+                case Fence() as fence:
+                    self.kill_executor(fence.reason, fence.pid)
                 case Inject() as order:
                     self._faults.ordered(order)
                 case Respawn():
@@ -226,7 +229,9 @@ class Supervisor:
         if self._memory is None:
             self._memory = KeptDir(shared_path(run_dir.path.name, self._host))
         self._memory.keep()
-        self._executor = ExecutorProcess(self._rank, log_path, self._timing, self._executor_says)
+        self._executor = ExecutorProcess(
+            self._rank, log_path, self._timing, self._clock, self._executor_says
+        )
         await self._executor.open(
             Start(
                 rank=self._rank,

@@ -16,6 +16,7 @@ from resihp.wire.address import LOOPBACK, Address
 from resihp.wire.auth import masked_repr
 
 __all__ = [
+    "FATAL",
     "AskClock",
     "AskStop",
     "AskWhere",
@@ -142,6 +143,14 @@ class ExecutorExited(_Message, frozen=True, kw_only=True):
 
     code: int
     last_words: str
+    pid: int = 0
+    """Which one it was; 0: not said."""
+    fenced: str = ""
+    """Why its supervisor killed it; empty: it did not."""
+    hit_s: float | None = None
+    """When the fault that it died of was announced, or its supervisor saw it stopped."""
+    seen_s: float | None = None
+    """When its supervisor saw its end."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +162,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     at_most_s: float
 
 
-class Beat(_Message, frozen=True, kw_only=True):
+class Beat(_Message, frozen=True, kw_only=True, omit_defaults=True):
     """Liveness from the supervisor, with the executor's last reported progress."""
 
     step: int
@@ -163,6 +172,8 @@ class Beat(_Message, frozen=True, kw_only=True):
     """The newest that the executor was told of."""
     runs: bool = False
     """It was told to go in `generation`: it iterates, or stands by."""
+    pid: int = 0
+    """The executor that this is of; 0: there is none."""
 
 
 class Resent(_Message, frozen=True, kw_only=True):
@@ -359,6 +370,10 @@ class Finished(_Message, frozen=True, kw_only=True):
     generation: int
 
 
+FATAL = ("kill", "stopped", "exit", "exception", "kill_supervisor")
+"""Kinds of faults after which a rank is lost at once: its detection is measured from them."""
+
+
 class Fault(_Message, frozen=True, kw_only=True):
     """What is about to hit or has hit this rank, and when: its detection is measured from here.
 
@@ -508,6 +523,8 @@ class Fence(_Message, frozen=True, kw_only=True):
     """The supervisor must SIGKILL its executor."""
 
     reason: str
+    pid: int = 0
+    """The executor that is meant: another one lives on; 0: whichever runs."""
 
 
 class Respawn(_Message, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ def test_losses_are_those_of_a_job_without_faults(tmp_path: Path, corpus: Path) 
         losses = run.losses()
         assert [row["ranks"] for row in run.events("rejoined")] == [[2]], run.text
         assert [row["rank"] for row in run.events("respawn")] == [2]
+        assert not run.events("fence") + run.events("died_again"), "one start for one loss"
     (plan,) = sorted((run.dir / "plans").glob("003*.plan"))
     assert "returned 2" in plan.read_text()
     with running(train_command(job.write(healthy, corpus)), healthy) as run:
@@ -59,6 +60,7 @@ def test_a_job_without_replicas_goes_on_once_its_rank_is_started_again(
         assert code == 0, run.text
         losses.append(run.losses())
         waits.append(len(run.events("waits_for_restarts")))
+        assert [row["rank"] for row in run.events("respawn")] == [rank for rank, _ in kills]
     assert waits == [1, 0]
     assert losses[0] == losses[1]
 
@@ -76,4 +78,5 @@ def test_an_emulated_rank_comes_back(tmp_path: Path, corpus: Path) -> None:
     rows = run.rows("metrics")
     assert [row["step"] for row in rows] == list(range(len(rows)))
     assert len(run.events("incident")) == 1
+    assert [row["rank"] for row in run.events("respawn")] == [5]
     assert len(run.events("running")) == 3

@@ -44,6 +44,7 @@ class Cluster:
         self.shares_disk = self.random.random() < 0.5
         """Whether all nodes see one run directory."""
         self.num_coordinators = 0
+        self._num_pids = 0
         self.on_vote: Callable[[], None] = lambda: None
         self.on_fence: Callable[[int], None] = lambda _: None
         self.on_phase: Callable[[CoordinatorProcess, Phase], None] = lambda _, __: None
@@ -71,6 +72,11 @@ class Cluster:
             node.begin()
 
     # --- who is where
+
+    def new_pid(self) -> int:
+        """No two executors have the same."""
+        self._num_pids += 1
+        return self._num_pids
 
     def node_of(self, rank: int) -> int:
         return rank // self._per_node

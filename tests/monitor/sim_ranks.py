@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 from coordinator_cases import ready, record_of
 from sim_time import Process, Work
 from sim_wires import Wire
@@ -302,7 +303,8 @@ class Supervisor(Process):
         self.up: Wire | None = None
         self.ended: int | None = None
         """Exit code of the job, once it was told."""
-        self.num_starts = 0
+        self.pid = 0
+        """Of the newest executor."""
         self._down_s = 0.0
         self.executor = Executor(cluster, self)
         self.start()
@@ -310,14 +312,14 @@ class Supervisor(Process):
         self.connect()
 
     def start(self) -> None:
-        self.num_starts += 1
+        self.pid = self.cluster.new_pid()
         executor = self.executor
-        self.say(ExecutorStarted(pid=self.num_starts))
+        self.say(ExecutorStarted(pid=self.pid))
         executor.later(self.time.random.uniform(0.2, 2.0), lambda: executor.say(ready()))
 
     def beat(self) -> None:
         if not self.executor.dead and self.ended is None:
-            self.send(self.executor.beat())
+            self.send(msgspec.structs.replace(self.executor.beat(), pid=self.pid))
 
     def say(self, message: Message) -> None:
         """Something that must be said again to whoever asks."""
@@ -357,7 +359,7 @@ class Supervisor(Process):
             case Stop():
                 self.ended = message.exit_code
                 self.executor.dead = True
-            case Fence():
+            case Fence() if message.pid in (0, self.pid):
                 self.kill_executor()
             case Respawn():
                 self.kill_executor()
@@ -385,7 +387,7 @@ class Supervisor(Process):
 
     def executor_exited(self, executor: Executor) -> None:
         if executor is self.executor and self.ended is None:
-            self.say(ExecutorExited(code=-9, last_words=""))
+            self.say(ExecutorExited(code=-9, last_words="", pid=self.pid))
 
     def die(self) -> None:
         """With its executor, by the kernel."""

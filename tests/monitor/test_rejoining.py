@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import msgspec
 from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
 
@@ -17,6 +19,7 @@ from resihp.wire.messages import (
     Beat,
     Close,
     Deploy,
+    ExecutorExited,
     ExecutorStarted,
     Fence,
     Hello,
@@ -38,6 +41,18 @@ def desk_of(restarts: int = 3, steps: int = 100, tp: int = 1, pp: int = 2, dp: i
     return Desk(msgspec.structs.replace(job_of(tp, pp, dp, steps=steps), rejoin=rejoin)).run()
 
 
+def logged(desk: Desk, kind: str) -> list[Log]:
+    return [log for log in desk.all_of(Log) if log.kind == kind]
+
+
+PIDS = count(1)
+
+
+def started() -> ExecutorStarted:
+    """Of an executor that was never seen before."""
+    return ExecutorStarted(pid=next(PIDS))
+
+
 def lose(desk: Desk, rank: int) -> None:
     """Its executor dies, and the others run on without it."""
     steps = len(desk.coordinator.records)
@@ -49,7 +64,7 @@ def lose(desk: Desk, rank: int) -> None:
 
 def return_(desk: Desk, rank: int, digest: str = "d") -> None:
     """Its new executor is started and gets ready."""
-    desk.say(rank, ExecutorStarted(pid=1))
+    desk.say(rank, started())
     desk.say(rank, ready(digest))
 
 
@@ -72,6 +87,49 @@ def test_a_lost_executor_is_started_again_by_its_supervisor():
     desk = desk_of()
     lose(desk, 3)
     assert [rank for rank, _ in desk.sent(Respawn)] == [3]
+
+
+def test_what_a_dead_executor_said_last_does_not_kill_the_next_one():
+    """Its beats say that it runs; they come when it is dead, and when the next one has started."""
+    desk = desk_of()
+    old, new = started(), started()
+    desk.say(3, old)
+    late = Beat(step=0, instruction=0, generation=desk.generation, runs=True, pid=old.pid)
+    lose(desk, 3)
+    desk.say(3, late)
+    desk.say(3, new)
+    desk.say(3, late)
+    desk.say(3, ready())
+    desk.say(3, late)
+    desk.say(3, ExecutorExited(code=-9, last_words="", pid=old.pid))
+    assert not desk.sent(Fence)
+    assert desk.coordinator.returned == {3}
+    assert len(desk.sent(Respawn)) == 1
+
+
+def test_a_start_that_is_said_again_is_no_other_start():
+    """Neither for the log nor for the budget."""
+    desk = desk_of()
+    lose(desk, 3)
+    again = started()
+    for _ in range(5):
+        desk.say(3, again)
+    assert len(logged(desk, "executor_started")) == 1
+    assert not desk.sent(Fence)
+
+
+def test_an_executor_that_was_taken_for_lost_and_runs_on_is_killed_by_its_number():
+    """The order says which one is meant: it may arrive when another one has started."""
+    desk = desk_of()
+    old = started()
+    desk.say(3, old)
+    runs = Beat(step=0, instruction=0, generation=desk.generation, runs=True, pid=old.pid)
+    desk.gone(3)
+    desk.say(3, runs)
+    desk.say(3, runs)
+    assert [fence.pid for _, fence in desk.sent(Fence)] == [old.pid]
+    desk.do(desk.coordinator.reached([3], desk.clock.now_s()))
+    assert [fence.pid for _, fence in desk.sent(Fence)] == [old.pid, old.pid]
 
 
 def test_orders_that_were_lost_with_a_monitor_are_given_again():
@@ -306,7 +364,7 @@ def test_a_rank_that_dies_before_it_takes_part_is_given_up():
     desk = desk_of(restarts=2)
     lose(desk, 3)
     for _ in range(4):
-        desk.say(3, ExecutorStarted(pid=1))
+        desk.say(3, started())
         desk.say(3, exited())
         for _ in range(4):  # each shorter than a stall
             run_steps(desk, 1)
@@ -417,7 +475,7 @@ def test_where_it_never_gets_ready_the_job_ends_with_one_sentence():
     settle_with(desk, 0, sealed(1, 1, 4))
     for _ in range(20):
         if desk.end is None:
-            desk.say(1, ExecutorStarted(pid=1))
+            desk.say(1, started())
             desk.say(1, exited())
             desk.wait(5.0, beats=BEAT)
     assert desk.end is not None
@@ -444,7 +502,7 @@ def test_no_rank_comes_back_where_the_job_says_so():
     desk = desk_of(restarts=0)
     lose(desk, 3)
     assert not desk.sent(Respawn)
-    desk.say(3, ExecutorStarted(pid=1))
+    desk.say(3, started())
     assert [rank for rank, _ in desk.sent(Fence)] == [3]
 
 

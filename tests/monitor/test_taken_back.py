@@ -92,7 +92,7 @@ def all_killed(desk: Desk) -> None:
     assert [rank for rank, _ in desk.sent(Respawn)] == ranks
     assert desk.phase is Phase.SETTLING
     for rank in ranks:
-        desk.say(rank, ExecutorStarted(pid=1))
+        desk.say(rank, ExecutorStarted(pid=10 + rank))
         desk.say(rank, ready())
     assert {r for r, m in desk.sent(Close) if m.generation == desk.generation} == set(ranks)
 

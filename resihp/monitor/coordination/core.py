@@ -12,6 +12,7 @@ from resihp.monitor.incident import IncidentBook
 from resihp.monitor.planner import VerifiedPlan
 from resihp.wire.messages import (
     Commit,
+    Fence,
     Joined,
     Message,
     Ready,
@@ -60,6 +61,8 @@ class Core:
         """Lost ranks whose new executor is ready, and which no plan counts on yet."""
         self.newcomers: set[int] = set()
         """Ranks that the opening generation has and the one before it had not."""
+        self.executors: dict[int, int] = {}
+        """Process number of the newest executor of each rank, as far as it was said."""
         self.ready: dict[int, Ready] = {}
         self.has_resumed = False
         """Another coordinator led before; it may know steps that this one does not."""
@@ -162,6 +165,14 @@ class Core:
     def send(self, rank: int, message: Message) -> None:
         """To the supervisor of `rank`, which relays it."""
         self.do(Send(rank, message))
+
+    def is_of_newest(self, rank: int, pid: int) -> bool:
+        """Whether `pid` is the executor of `rank` that started last; 0 may be any."""
+        return pid == 0 or self.executors.get(rank, pid) == pid
+
+    def fence(self, rank: int, reason: str) -> Fence:
+        """The order to kill the executor that `rank` has now, and none that follows it."""
+        return Fence(reason=reason, pid=self.executors.get(rank, 0))
 
     def broadcast(self, message: Message) -> None:
         """To all ranks that are alive."""

@@ -8,12 +8,9 @@ from resihp.monitor.coordination.hanging import Hanging
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.progress import Progress
-from resihp.wire.messages import Beat, Fault, Trouble
+from resihp.wire.messages import FATAL, Beat, Fault, Trouble
 
 __all__ = ["Liveness"]
-
-FATAL = ("kill", "stopped", "exit", "exception", "kill_supervisor")
-"""Faults after which a rank is lost at once: its detection is measured from them."""
 
 
 class Liveness:

@@ -10,7 +10,7 @@ from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.reviving import Reviving
 from resihp.monitor.last_words import how_it_ended, users_mistake
-from resihp.wire.messages import Beat, Close, ExecutorExited, Fence
+from resihp.wire.messages import Beat, Close, ExecutorExited
 
 __all__ = ["Membership"]
 
@@ -38,8 +38,9 @@ class Membership:
             core.alive.discard(rank)
             core.stop(f"rank {rank} ended before the start ({how})\n{message.last_words}", 1)
         else:
-            reason = core.round.fenced.get(rank)
-            evidence = f"its executor ended with {how}" if reason is None else f"fenced: {reason}"
+            reason = core.round.fenced.get(rank) or message.fenced
+            evidence = f"fenced: {reason}" if reason else f"its executor ended with {how}"
+            core.book.ended(rank, message.hit_s, message.seen_s)
             self.lose(rank, evidence, message.last_words)
             if core.phase is not Phase.STOPPING:
                 self._rejoining.lost(rank)
@@ -137,9 +138,12 @@ class Membership:
 
     def expel(self, rank: int, message: Beat) -> None:
         """A rank that was taken for lost, with its node perhaps, works on: it has no place."""
-        is_back = rank in self._core.returned
+        core = self._core
+        if self._rejoining.is_dead(rank):
+            return  # what a dead executor said last
+        is_back = rank in core.returned
         if message.runs or (message.generation and not is_back):
-            self._core.returned.discard(rank)
+            core.returned.discard(rank)
             self.fence(rank, "its generation is over")
 
     def fence(self, rank: int, reason: str) -> None:
@@ -148,4 +152,4 @@ class Membership:
         if rank not in core.round.fenced:
             core.round.fenced[rank] = reason
             core.log("fence", rank=rank, reason=reason)
-            core.send(rank, Fence(reason=reason))
+            core.send(rank, core.fence(rank, reason))

@@ -21,7 +21,7 @@ from resihp.monitor.last_words import how_it_ended
 from resihp.monitor.layout_line import layout_line
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.restarts import Restarts
-from resihp.wire.messages import ExecutorExited, Fence, Ready, Respawn
+from resihp.wire.messages import ExecutorExited, Ready, Respawn
 
 __all__ = ["Growth", "Rejoining"]
 
@@ -102,6 +102,10 @@ class Rejoining:
         if now_s - self._idle_s.setdefault(rank, now_s) > self._core.timing.silent_s:
             self.lost(rank)
 
+    def is_dead(self, rank: int) -> bool:
+        """Whether the end of its executor was seen, and no start since."""
+        return rank in self._dead
+
     @property
     def awaited(self) -> set[int]:
         """Ranks whose executor starts, or will."""
@@ -140,22 +144,22 @@ class Rejoining:
 
     # --- back, but not yet counted on
 
-    def started(self, rank: int, pid: int) -> None:
+    def started(self, rank: int) -> None:
         """An executor of a lost rank was started, by us or with a new supervisor."""
         core = self._core
-        core.log("executor_started", rank=rank, pid=pid)
         self._dead.discard(rank)
         if rank in self._starting_s:
             return
         self._starting_s[rank] = core.now_s
         if not self._restarts.started(rank):
-            core.send(rank, Fence(reason="its starts are used up"))
+            core.send(rank, core.fence(rank, "its starts are used up"))
 
     def exited(self, rank: int, message: ExecutorExited) -> None:
         """The executor of a rank that is not counted on ended; said again, it counts once."""
         core = self._core
         if rank in self._dead:
             return
+        core.book.forget(rank)
         how = how_it_ended(message)
         core.log("died_again", rank=rank, how=how, last_words=message.last_words)
         self.lost(rank)
@@ -167,7 +171,7 @@ class Rejoining:
         digests = {core.ready[other].dataset_digest for other in core.alive if other in core.ready}
         if digests and message.dataset_digest not in digests:
             core.say(f"rank {rank} is not taken back: it reads different data")
-            core.send(rank, Fence(reason="it reads different data"))
+            core.send(rank, core.fence(rank, "it reads different data"))
             return
         core.ready[rank] = message
         if rank in core.returned:

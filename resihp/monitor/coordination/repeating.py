@@ -12,7 +12,7 @@ from resihp.monitor.coordination.opening import Opening
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.saving import Saving
-from resihp.wire.messages import Close, Fence, Go, Resend
+from resihp.wire.messages import Close, Go, Resend
 
 __all__ = ["Repeating"]
 
@@ -34,7 +34,7 @@ class Repeating:
         for rank in ranks:
             core.send(rank, Resend(from_step=len(core.records)))
             if rank in core.round.fenced:
-                core.send(rank, Fence(reason=core.round.fenced[rank]))
+                core.send(rank, core.fence(rank, core.round.fenced[rank]))
             self._rejoining.repeat(rank)
         for rank in sorted(core.alive & set(ranks)):
             match core.phase:
