@@ -25,6 +25,7 @@ from resihp.monitor.private_file import job_secret
 from resihp.monitor.process import ENDINGS
 from resihp.monitor.rendezvous import (
     Place,
+    forget_restarts,
     inherited,
     inherited_from_launcher,
     listen,
@@ -122,6 +123,7 @@ async def _run(job: JobConfig, rank: int) -> int:
     with listen(nodes[node], job.network.port or 0) if nodes else listen() as listener:
         here = address_of(listener)
         place = Place(here.port, job_secret(job) if nodes else new_secret(), here.host)
+        forget_restarts(path, os.environ)
         write_place(path, place)
         brief = Brief(
             job=resolved(job),

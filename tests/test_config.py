@@ -241,6 +241,12 @@ GOLDEN = [
     ),
     (
         "step = 30",
+        'step = 30\nmoment = "votes"',
+        'job.toml:31: inject[0].moment = "votes": must be "vote" or "voted" or "update" or '
+        '"groups" or "state" or "joined"; did you mean vote?',
+    ),
+    (
+        "step = 30",
         "step = 60",
         "job.toml:30: inject[0].step = 60: must be below job.steps (60); nearest valid: 59",
     ),
@@ -261,7 +267,7 @@ GOLDEN = [
         "[device]",
         '[network]\nnodes = ["10.0.0.1"]\nsecret_file = "key"\n[device]',
         "job.toml:26: network.nodes = ['10.0.0.1']: needs network.port, where the monitor of each "
-        "node listens; nearest valid: 29400",
+        "node listens; nearest valid: 29700",
     ),
     (
         "[device]",

@@ -1,31 +1,60 @@
-"""`resihp inject RUN KIND`: bring a fault about in a running job, to see it go on."""
+"""`resihp inject [RUN] KIND`: bring a fault about in a running job, to see it go on."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resihp.config.injection import FaultKind
 
 __all__ = ["add_arguments", "run"]
+
+_FLAGS = {
+    "instruction": "--instruction",
+    "moment": "--moment",
+    "lasts_s": "--lasts",
+    "factor": "--factor",
+    "delay_s": "--delay",
+    "share": "--share",
+}
+"""What says each key of an `[[inject]]` here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    from resihp.config.injection import FAULT_KINDS
+    from resihp.config.injection import FAULT_KINDS, MOMENTS
 
-    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a running job")
-    parser.add_argument("kind", choices=FAULT_KINDS, metavar="KIND", help=", ".join(FAULT_KINDS))
-    parser.add_argument("--rank", type=int, default=0, help="whom it hits (default: 0)")
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="RUN", help="(default: the newest running)"
+    )
+    parser.add_argument("kind", metavar="KIND", help=", ".join(FAULT_KINDS))
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: runs)"
+    )
+    parser.add_argument(
+        "--rank",
+        type=int,
+        help="whom it hits (default: 0), or whose node; a coordinator needs none",
+    )
     parser.add_argument(
         "--instruction", type=int, help="of the rank's next iteration (default: at once)"
     )
-    parser.add_argument("--lasts", type=float, metavar="S", help="seconds (default: for ever)")
+    parser.add_argument(
+        "--moment", help=f"of the next iteration or recovery, instead: {', '.join(MOMENTS)}"
+    )
+    parser.add_argument(
+        "--lasts", type=float, metavar="S", help="seconds (default: for ever; hold_gil needs it)"
+    )
     parser.add_argument("--factor", type=float, help="slow: times as long (default: 2)")
     parser.add_argument(
         "--delay", type=float, metavar="S", help="slow_link, late_beats: seconds (default: 0.05)"
     )
     parser.add_argument("--share", type=float, help="lost_beats: of all beats (default: 1)")
     parser.epilog = (
-        "exit, exception, hold_gil and torn_checkpoint strike in the rank's next iteration. "
+        "exit and exception strike in the rank's next iteration, torn_checkpoint when the rank "
+        "next writes a file of a saved version. "
         "Exit status: 0 on its way, 2 wrong use, no such run, or a rank that is not there."
     )
 
@@ -34,27 +63,78 @@ def run(args: argparse.Namespace) -> int:
     """Ask the coordinator to bring the fault about."""
     import asyncio
 
-    import msgspec
-
-    from resihp.config.injection import Injection, said_only_of
-    from resihp.errors import UserError
+    from resihp.config.injection import is_of_a_rank
     from resihp.monitor.operator import find_run, inject_fault
 
-    said = {
-        "kind": args.kind,
-        "instruction": args.instruction,
-        "lasts_s": args.lasts,
-        "factor": args.factor,
-        "delay_s": args.delay,
-        "share": args.share,
-    }
-    fault = {name: value for name, value in said.items() if value is not None}
-    try:
-        injection = msgspec.convert(fault, Injection)
-    except msgspec.ValidationError as error:
-        raise UserError(f"this fault cannot be: {error}") from error
-    for key, wanted in said_only_of(injection):
-        raise UserError(f"{key}: {wanted}")
-    run_dir = find_run(args.run, Path("runs"), named_by="RUN")
-    print(asyncio.run(inject_fault(run_dir, args.rank, fault)))
+    fault = _fault(args)
+    rank = 0 if args.rank is None and is_of_a_rank(fault["kind"]) else args.rank
+    run_dir = find_run(args.run, args.runs_dir, named_by="RUN")
+    print(asyncio.run(inject_fault(run_dir, rank, fault)))
     return 0
+
+
+def _fault(args: argparse.Namespace) -> dict[str, str | int | float]:
+    """The keys of an `[[inject]]`. Raises UserError where they cannot be."""
+    from resihp.config.injection import kinds_with
+    from resihp.errors import UserError
+
+    kind = _kind(args.kind)
+    fault: dict[str, str | int | float] = {"kind": kind}
+    for key, flag in _FLAGS.items():
+        value = getattr(args, flag.removeprefix("--"))
+        if value is None:
+            continue
+        said = f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}"
+        _check_value(key, value, said)
+        kinds = kinds_with(key)
+        if kind not in kinds:
+            near = _nearest(kind, kinds)
+            raise UserError(
+                f"{said}: is not said of {kind}, but of {', '.join(kinds)}; "
+                f"nearest valid: leave it out, or {near}"
+            )
+        fault[key] = value
+    if "moment" in fault and "instruction" in fault:
+        raise UserError("--moment is said instead of --instruction; leave one of the two out")
+    if kind == "hold_gil" and "lasts_s" not in fault:
+        raise UserError(
+            "hold_gil needs --lasts, for how long no other thread runs; nearest valid: --lasts 1"
+        )
+    return fault
+
+
+def _kind(word: str) -> FaultKind:
+    from resihp.config.injection import FAULT_KINDS
+    from resihp.errors import UserError
+
+    found: FaultKind | None = next((kind for kind in FAULT_KINDS if kind == word), None)
+    if found is None:
+        near = _nearest(word, FAULT_KINDS)
+        raise UserError(
+            f'no fault is called "{word}"; nearest valid: {near}, of {", ".join(FAULT_KINDS)}'
+        )
+    return found
+
+
+def _check_value(key: str, value: object, said: str) -> None:
+    import msgspec
+
+    from resihp.config.injection import MOMENTS, Injection
+    from resihp.config.wording import bounds_in_words, wanted
+    from resihp.errors import UserError
+
+    if key == "moment" and value not in MOMENTS:
+        near = _nearest(str(value), MOMENTS)
+        raise UserError(f"{said}: must be {' or '.join(MOMENTS)}; nearest valid: {near}")
+    field = next(each for each in msgspec.structs.fields(Injection) if each.name == key)
+    try:
+        msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        words = bounds_in_words(field.type) or wanted(value, field.type, error)
+        raise UserError(f"{said}: {words}") from error
+
+
+def _nearest(word: str, choices: tuple[str, ...]) -> str:
+    import difflib
+
+    return difflib.get_close_matches(word, choices, n=1, cutoff=0.0)[0]

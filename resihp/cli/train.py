@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,6 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _network(nodes: Sequence[str], world: int, path: Path) -> str:
+    """Why a job of several machines does not begin here, and what to do instead."""
+    from resihp.config import place_of
+
+    num = len(nodes)
+    return (
+        f"{place_of(path, 'network.nodes')}: network.nodes names the machines of a job under "
+        f"torchrun, and `resihp train` starts ranks on this one only; nearest valid: on each node "
+        f"torchrun --nnodes={num} --nproc-per-node={world // num} -m resihp.worker {path}, or "
+        f"leave [network] out and use resihp train --nodes {num}, which acts as {num} machines"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Start one supervisor per rank and wait; the exit code of the job."""
     import asyncio
@@ -38,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
     job = load(args.job)
     check_job(job, args.job)
+    if job.network.nodes:
+        raise UserError(_network(job.network.nodes, job.parallel.world, args.job))
     if args.nodes < 1:
         raise UserError(f"--nodes {args.nodes}: there is at least one; use 1 or more")
     return asyncio.run(Launcher(job, inject=not args.no_inject, num_nodes=args.nodes).run())

@@ -218,7 +218,7 @@ def _network(config: JobConfig) -> Iterator[Problem]:
     if network.port is None:
         yield Problem(
             "network.nodes",
-            "needs network.port, where the monitor of each node listens; nearest valid: 29400",
+            "needs network.port, where the monitor of each node listens; nearest valid: 29700",
         )
     if network.secret_file is None:
         yield Problem(

@@ -13,10 +13,13 @@ from resihp.config.toml import Problem
 
 __all__ = [
     "FAULT_KINDS",
+    "MOMENTS",
     "FaultKind",
     "Injection",
     "Moment",
     "injection_problems",
+    "is_of_a_rank",
+    "kinds_with",
     "lasting_kinds",
     "said_only_of",
 ]
@@ -42,6 +45,7 @@ FaultKind = Literal[
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 Moment = Literal["vote", "voted", "update", "groups", "state", "joined"]
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 
 class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +110,16 @@ _KEYS = (
 def lasting_kinds() -> tuple[FaultKind, ...]:
     """Kinds that end after `lasts_s`."""
     return _KEYS[0].kinds
+
+
+def is_of_a_rank(kind: object) -> bool:
+    """Whether it is done to a rank, not to the monitor of a node or to the coordinator."""
+    return kind not in ("kill_monitor", "hang_monitor", "kill_coordinator", "hang_coordinator")
+
+
+def kinds_with(key: str) -> tuple[FaultKind, ...]:
+    """The kinds that `key` is said of."""
+    return next((each.kinds for each in _KEYS if each.name == key), FAULT_KINDS)
 
 
 def said_only_of(injection: Injection) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,8 @@ import difflib
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
@@ -149,8 +150,8 @@ def _section(value: object, section_type: type[_S], key: str) -> _S:
 
 
 def _value(value: object, value_type: object, key: str) -> object:
-    if get_origin(value_type) is Literal:
-        choices = cast("tuple[object, ...]", get_args(value_type))
+    choices = _choices_of(value_type)
+    if choices:
         # `is` on the type keeps 0 from being False.
         if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
@@ -162,6 +163,13 @@ def _value(value: object, value_type: object, key: str) -> object:
         return msgspec.convert(value, cast("type[object]", value_type))
     except msgspec.ValidationError as error:
         raise _WrongError(key, wanted(value, value_type, error)) from None
+
+
+def _choices_of(value_type: object) -> tuple[object, ...]:
+    """The values of a Literal, also of one that may be left out; () for other types."""
+    optional = get_args(value_type) if get_origin(value_type) in (Union, UnionType) else ()
+    literals = (each for each in (value_type, *optional) if get_origin(each) is Literal)
+    return get_args(next(literals, None))
 
 
 def _table_of(value_type: object) -> type[msgspec.Struct] | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from msgspec import Meta, ValidationError
 
-__all__ = ["wanted"]
+__all__ = ["bounds_in_words", "wanted"]
 
 
 def wanted(value: object, value_type: object, error: ValidationError) -> str:
@@ -23,6 +23,18 @@ def wanted(value: object, value_type: object, error: ValidationError) -> str:
     words = str(error).replace("`", "")
     close = _closest(value, metas) if isinstance(value, int | float) else None
     return words[:1].lower() + words[1:] + _nearest(close)
+
+
+def bounds_in_words(value_type: object) -> str:
+    """Such as `must be more than 0 and at most 1`; '' where the type has no bounds."""
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "below"}
+    said = [
+        f"{text} {bound:.12g}"
+        for meta in _metas(value_type)
+        for name, text in words.items()
+        if (bound := getattr(meta, name)) is not None
+    ]
+    return f"must be {' and '.join(said)}" if said else ""
 
 
 def _nearest(choice: object) -> str:

@@ -100,7 +100,8 @@ class Injector:
 
     def order(self, injection: Injection) -> None:
         """An operator wants a fault: in the next iteration that begins, or at once if it lasts."""
-        if injection.kind in lasting_kinds() and injection.instruction is None:
+        has_place = injection.instruction is not None or injection.moment is not None
+        if injection.kind in lasting_kinds() and not has_place:
             fault_of(injection, self.conditions).strike()  # its supervisor announced it
         else:
             self._armed.append(_Armed(-1, injection))
@@ -141,6 +142,9 @@ class Injector:
 
     def _of_moment(self, moment: Moment, step: int) -> _Armed | None:
         for armed in self._armed:
+            if armed.number < 0 and armed.injection.moment == moment:
+                self._armed.remove(armed)
+                return armed
             where = armed.injection.rank, armed.injection.step, armed.injection.moment
             if where == (self._rank, step, moment) and not self._is_over(armed, step):
                 return armed
@@ -153,10 +157,10 @@ class Injector:
         places: dict[int, list[_Armed]] = {}
         for armed in list(self._armed):
             injection = armed.injection
-            if armed.number < 0:
+            if armed.number < 0 and injection.moment is None:
                 self._armed.remove(armed)
                 injection = msgspec.structs.replace(injection, rank=self._rank, step=step)
-            elif self._is_over(armed, step):
+            elif armed.number >= 0 and self._is_over(armed, step):
                 continue
             place = place_of_hit(
                 injection,

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from resihp.config import JobConfig
+from resihp.ir.model import Plan
 from resihp.monitor.actions import Action
 from resihp.monitor.checkpoints import SavePlace
 from resihp.monitor.coordination.core import Core
@@ -330,6 +331,12 @@ class Coordinator:
     def generation(self) -> int:
         """The one that opens, runs or settles."""
         return self._core.generation
+
+    @property
+    def steady_plan(self) -> Plan | None:
+        """What the steps to come run, as far as is known."""
+        plan = self._core.plan
+        return None if plan is None else (plan.steady or plan).plan
 
     @property
     def records(self) -> list[StepRecord]:

@@ -99,6 +99,8 @@ class SupervisorFaults:
         self._body = body
         self._clock = clock
         self._beats: BeatFault | None = None
+        self._ordered: list[Injection] = []
+        """An operator's faults that the executor has not come to yet, in order."""
         self.stopped_at_s = float("inf")
         """When the executor was stopped for good; infinity: it was not."""
         self.struck: dict[int, int] = {}
@@ -109,6 +111,12 @@ class SupervisorFaults:
         if 0 <= fault.number < len(self._job.inject):
             self.struck[fault.number] = fault.step
             self._carry_out(self._job.inject[fault.number], is_here=False)
+            return
+        waiting = (each for each in self._ordered if each.kind == fault.kind)
+        ordered = next(waiting, None)
+        if ordered is not None:
+            self._ordered.remove(ordered)
+            self._carry_out(ordered, is_here=False)
 
     def ordered(self, order: Inject) -> None:
         """An operator wants a fault."""
@@ -116,8 +124,9 @@ class SupervisorFaults:
             injection = convert(order.fault, Injection)
         except ValidationError:
             return  # the operator's side has checked it: this is not ours to answer
-        is_here = injection.instruction is None
+        is_here = injection.instruction is None and injection.moment is None
         if not is_here or injection.kind in ("exit", "exception", "torn_checkpoint"):
+            self._ordered.append(injection)
             self._body.send_down(order)  # the executor announces it at its place
             return
         self._body.send_up(
@@ -126,6 +135,10 @@ class SupervisorFaults:
         if injection.kind in lasting_kinds() and injection.kind != "stop":
             self._body.send_down(order)
         self._carry_out(injection, is_here=True)
+
+    def started(self) -> None:
+        """A fresh executor knows nothing of what its predecessor was ordered."""
+        self._ordered.clear()
 
     def beat(self, send: Callable[[], None]) -> None:
         """Send a beat now, later or never."""

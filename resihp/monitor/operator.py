@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from resihp.config import load
@@ -59,12 +60,15 @@ async def kill_rank(run: Path, rank: int) -> str:
     return reply.text
 
 
-async def inject_fault(run: Path, rank: int, fault: dict[str, str | int | float]) -> str:
+async def inject_fault(run: Path, rank: int | None, fault: Mapping[str, str | int | float]) -> str:
     """Bring a fault (keys of an `[[inject]]`) about at `rank`; what the coordinator says of it.
 
-    UserError where it refuses.
+    `rank` may be None for one that is done to no rank. UserError where it refuses.
     """
-    reply = await _ask(run, Inject(rank=rank, fault=fault))
+    ends_who_answers = fault["kind"] in ("kill_monitor", "kill_coordinator")
+    reply = await _ask(run, Inject(rank=rank, fault=dict(fault)), may_end=ends_who_answers)
+    if reply is None:
+        return f"{fault['kind']} has struck: who would have answered is gone"
     if isinstance(reply, Refused):
         raise UserError(reply.text)
     assert isinstance(reply, Reply)
@@ -78,7 +82,9 @@ async def ask_where(run: Path) -> Positions:
     return reply
 
 
-async def _ask(run: Path, request: Message) -> Message:
+async def _ask(run: Path, request: Message, *, may_end: bool = False) -> Message | None:
+    """The answer. `may_end`: the request may end who answers, and then there is none (None)."""
+    is_asked = False
     place = read_place(RunDir(run).control_path)
     if place is None:
         raise UserError(f"{run} is not the directory of a running job")
@@ -95,11 +101,14 @@ async def _ask(run: Path, request: Message) -> Message:
             )
             channel = Channel(reader, writer, seals)
             channel.send(request)
+            is_asked = True
             reply = await channel.receive()
             channel.close()
     except (OSError, WireError, TimeoutError) as error:
+        if may_end and is_asked and not isinstance(error, TimeoutError):
+            return None
         why = str(error) or type(error).__name__
         raise UserError(f"the coordinator of {run} does not answer: {why}") from error
-    if reply is None:
+    if reply is None and not may_end:
         raise UserError(f"the coordinator of {run} left without an answer")
     return reply

@@ -25,6 +25,7 @@ __all__ = [
     "HANDED_DOWN",
     "Place",
     "Rendezvous",
+    "forget_restarts",
     "inherited",
     "inherited_from_launcher",
     "listen",
@@ -96,6 +97,20 @@ def rendezvous_path(env: Mapping[str, str], parent_pid: int) -> Path:
     run = "".join(c for c in env.get("TORCHELASTIC_RUN_ID", "") if c.isalnum() or c in "-_")[:64]
     restart = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return folder / f"resihp-{os.getuid()}-{parent_pid}-{run}-{restart}"
+
+
+def forget_restarts(path: Path, env: Mapping[str, str]) -> None:
+    """Remove what earlier starts of this agent's workers left: each has a file of its own.
+
+    AuthError where one of them is not ours.
+    """
+    stem, _, _ = path.name.rpartition("-")
+    for restart in range(int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))):
+        earlier = path.with_name(f"{stem}-{restart}")
+        try:
+            earlier.unlink(missing_ok=True)
+        except OSError as error:
+            raise AuthError(f"{earlier} cannot be removed: {error.strerror}") from error
 
 
 def write_place(path: Path, place: Place) -> None:

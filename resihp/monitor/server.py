@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from resihp.config import JobConfig
+from resihp.config.injection import is_of_a_rank
 from resihp.errors import AuthError, WireError
 from resihp.monitor.actions import (
     CompleteVersion,
@@ -32,6 +33,7 @@ from resihp.monitor.checkpoints import SavePlace, complete_version, drop
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.helm import Helm, Order
 from resihp.monitor.inject import hang
+from resihp.monitor.injecting import carrier, remark, why_not
 from resihp.monitor.links import Links
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.server import DEPOSED, HOPELESS
@@ -341,12 +343,16 @@ class CoordinatorServer:
                 case KillRank():
                     answer = self._kill(message.rank)
                 case Inject():
-                    answer = self._inject(message)
+                    self._inject(node, request.number, message)
+                    return
                 case AskWhere():
                     answer = await self._positions()
                 case _:
                     answer = Refused(text=f"{type(message).__name__} is no request")
-        self._links.send(node, ToOperator(number=request.number, payload=encode(answer)))
+        self._reply(node, request.number, answer)
+
+    def _reply(self, node: int, number: int, answer: Message) -> None:
+        self._links.send(node, ToOperator(number=number, payload=encode(answer)))
 
     async def _positions(self) -> Positions:
         """Where the ranks are that answer within a moment."""
@@ -370,21 +376,41 @@ class CoordinatorServer:
         self._send(rank, self._coordinator.fence(rank, "operator"))
         return Reply(text=f"rank {rank}: SIGKILL sent to its executor")
 
-    def _inject(self, order: Inject) -> Reply | Refused:
-        refusal = self._unfit(order.rank)
-        if refusal is not None:
-            return Refused(text=refusal)
-        self._run_dir.event(
-            "inject", {"rank": order.rank, "fault": order.fault}, self._clock.now_s()
+    def _inject(self, node: int, number: int, order: Inject) -> None:
+        """Answer first: whoever would carry the answer may be about to die."""
+        fault, kind = order.fault, order.fault.get("kind")
+        world, num_nodes = self._job.parallel.world, len(self._brief.addresses)
+        rank = carrier(
+            kind,
+            order.rank,
+            alive=self._coordinator.alive,
+            here=self._here,
+            per_node=world // num_nodes,
         )
-        self._send(order.rank, order)
-        return Reply(text=f"rank {order.rank}: {order.fault.get('kind')} is on its way")
+        if rank is None:
+            alive = sorted(self._coordinator.alive)
+            refusal = f"rank {order.rank} is not alive; alive ranks: {alive}"
+        else:
+            plan = self._coordinator.steady_plan
+            refusal = self._untimely() or why_not(fault, rank, self._job, plan)
+        if rank is None or refusal is not None:
+            self._reply(node, number, Refused(text=refusal or ""))
+            return
+        whose = f"rank {rank}: " if is_of_a_rank(kind) else ""
+        text = f"{whose}{kind} is on its way{remark(kind, self._job)}"
+        self._reply(node, number, Reply(text=text))
+        self._run_dir.event("inject", {"rank": rank, "fault": fault}, self._clock.now_s())
+        self._send(rank, order)
 
     def _unfit(self, rank: int) -> str | None:
         """Why nothing can be done to `rank`; None: it can."""
         alive = sorted(self._coordinator.alive)
         if rank not in alive or rank not in self._here:
             return f"rank {rank} is not alive; alive ranks: {alive}"
+        return self._untimely()
+
+    def _untimely(self) -> str | None:
+        """Why nothing can be done to anybody at the moment; None: it can."""
         if self._coordinator.phase is Phase.STARTING:
             return "the job has not begun yet"
         if self._coordinator.phase is Phase.STOPPING:

@@ -226,6 +226,7 @@ class Supervisor:
             await self._executor.end(None)
         run_dir = RunDir(Path(self._welcome.run_dir))
         log_path = run_dir.log_path(self._rank)
+        self._faults.started()
         if self._memory is None:
             self._memory = KeptDir(shared_path(run_dir.path.name, self._host))
         self._memory.keep()

@@ -556,7 +556,8 @@ class KillRank(_Message, frozen=True, kw_only=True):
 class Inject(_Message, frozen=True, kw_only=True):
     """`resihp inject`: bring a fault about; goes on to the supervisor and executor of `rank`."""
 
-    rank: int
+    rank: int | None
+    """None: of nobody; the coordinator finds who passes it on."""
     fault: dict[str, str | int | float]
     """The keys of an `[[inject]]`, without its place; checked by whoever carries it out."""
 

@@ -101,16 +101,29 @@ def test_an_operator_brings_faults_about(tmp_path: Path, corpus: Path):
         for arguments, why in (
             (("kill", "--rank", "0"), "rank 0 is not alive; alive ranks: [1, 2, 3]"),
             (("kill", "--rank", "9"), "rank 9 is not alive"),
-            (("melt",), "invalid choice: 'melt'"),
-            (("kill", "--factor", "2"), "factor: is not said of kind"),
-            (("hold_gil",), "needs lasts_s"),
-            (("slow", "--lasts", "-1"), "this fault cannot be"),
+            (("slow", "--rank", "1", "--instruction", "9999"), "nearest valid: "),
+            (("slow", "--rank", "1", "--moment", "votes"), "nearest valid: vote"),
         ):
             said = inject(run, *arguments)
             assert said.returncode == 2
             assert why in said.stderr
         assert inject(run, "kill", "--rank", "3").returncode == 0
         run.read_until(lambda line: line.startswith("! lost rank 3"))
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish() == 128 + signal.SIGTERM
+
+
+def test_coordinator_and_monitor_are_hit_whoever_is_lost(tmp_path: Path, corpus: Path):
+    """[T6] [T7] [T32] By no rank's name, and the one that answers may be the one that dies."""
+    path = replace(JOB, steps=4000).write(tmp_path, corpus)
+    with running(train_command(path), tmp_path) as run:
+        run.read_to_step(1)
+        assert inject(run, "kill").stdout == "rank 0: kill is on its way\n"
+        run.read_until(lambda line: line.startswith("! lost rank 0"))
+        for num_led, kind in enumerate(("kill_coordinator", "kill_monitor"), 2):
+            said = inject(run, kind)
+            assert said.returncode == 0, said.stderr
+            run.read_until(lambda _, num=num_led: len(run.events("leads")) >= num)
         run.process.send_signal(signal.SIGTERM)
         assert run.finish() == 128 + signal.SIGTERM
 

@@ -94,6 +94,17 @@ def test_an_order_strikes_in_the_next_iteration_only():
     assert [injector.before(2, index) for index in range(4)] == [None] * 4
 
 
+def test_an_order_for_a_moment_strikes_there_once():
+    """Whatever iterations go by before the rank comes to it."""
+    injector = injector_of([])
+    injector.num_instrs = 4
+    injector.order(Injection(kind="slow", moment="voted"))
+    assert [injector.before(0, index) for index in range(4)] == [None] * 4
+    assert injector.at("vote", 0) is None
+    assert injector.at("voted", 0) is not None
+    assert injector.at("voted", 1) is None
+
+
 def test_a_moment_is_no_instruction():
     """It is asked for by name, once."""
     injection = Injection(kind="slow", rank=1, step=2, moment="voted")

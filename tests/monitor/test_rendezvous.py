@@ -18,6 +18,7 @@ from resihp.monitor.rendezvous import (
     RESTARTED,
     SECRET_FD,
     Place,
+    forget_restarts,
     inherited,
     listen,
     read_place,
@@ -143,6 +144,19 @@ def test_agents_share_no_file(tmp_path: Path):
     }
     assert len(paths) == 4
     assert all(path.parent == tmp_path for path in paths)
+
+
+def test_a_killed_start_leaves_nothing_to_the_next_one(tmp_path: Path):
+    """torchrun starts all workers again under another name; those of other agents stay."""
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "TORCHELASTIC_RUN_ID": "none"}
+    for count in ("0", "1"):
+        path = rendezvous_path(env | {"TORCHELASTIC_RESTART_COUNT": count}, 7)
+        publish(path, 1)
+    other = rendezvous_path(env | {"TORCHELASTIC_RESTART_COUNT": "0"}, 8)
+    publish(other, 1)
+    again = env | {"TORCHELASTIC_RESTART_COUNT": "2"}
+    forget_restarts(rendezvous_path(again, 7), again)
+    assert list(tmp_path.iterdir()) == [other]
 
 
 def test_the_coordinator_listens_on_loopback_only():

@@ -74,6 +74,22 @@ async def test_an_order_for_an_instruction_is_the_executors():
     assert body.done == ["down kill"]
 
 
+@pytest.mark.parametrize("place", [{"instruction": 3}, {"moment": "vote"}])
+@pytest.mark.asyncio
+async def test_the_supervisors_part_of_an_order_waits_for_its_place(place: dict[str, str | int]):
+    """The executor announces it; it is carried out once, and never for another executor."""
+    faults, body = faults_of()
+    faults.ordered(Inject(rank=0, fault={"kind": "kill_supervisor", **place}))
+    assert body.done == ["down kill_supervisor"]
+    faults.announced(announcement("kill_supervisor", number=-1))
+    faults.announced(announcement("kill_supervisor", number=-1))
+    assert body.done == ["down kill_supervisor", "died"]
+    faults.ordered(Inject(rank=0, fault={"kind": "kill_supervisor", **place}))
+    faults.started()
+    faults.announced(announcement("kill_supervisor", number=-1))
+    assert body.done[2:] == ["down kill_supervisor"]
+
+
 @pytest.mark.asyncio
 async def test_what_is_no_fault_does_nothing():
     """A malformed order comes to nobody."""
