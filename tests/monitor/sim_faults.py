@@ -263,7 +263,9 @@ def _outcome(ends: list[tuple[int, str]], struck: set[str], kind: Family) -> str
         causes = LEGAL_REASONS[words[0]]
         assert not causes or struck.intersection(causes), f"{reason}, of faults {sorted(struck)}"
         is_start = words[0] in ("before the start", "did not get ready")
-        assert kind.at_start or not is_start, reason
+        # Before the first plan is decided, whoever takes over begins with the start again.
+        begins_again = kind.at_start or struck.intersection("nNpo")
+        assert begins_again or not is_start, reason
     if not ends:
         return "all nodes lost"
     # A node that was cut off ends alone; what the others say is the end of the job.

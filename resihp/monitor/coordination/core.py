@@ -117,10 +117,11 @@ class Core:
     def stop(self, reason: str, exit_code: int) -> None:
         """End the job: every supervisor is told, also those whose executor is gone."""
         self.enter(Phase.STOPPING)
+        # Monitors first: a rank that has ended, while no monitor knows why, would count as lost.
+        self.do(End(exit_code, reason))
         for rank in range(self.job.parallel.world):
             self.send(rank, Stop(reason=reason, exit_code=exit_code))
         self.log("stop", reason=reason, exit_code=exit_code)
-        self.do(End(exit_code, reason))
 
     def ask_to_yield(self) -> None:
         """All leave the running generation after the same step; one brings the wish to the vote."""
