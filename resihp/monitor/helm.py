@@ -43,6 +43,8 @@ class Helm:
         self.leadership = leadership
         self._ranks_of = ranks_of
         self._known_records = known_records
+        self._stop_asked: tuple[str, int] | None = None
+        """The job is to end as soon as we lead it: that, a monitor says only once."""
         self._gone: set[int] = set()
         """Ranks that monitors called gone before we led: that, they say only once."""
         self.was_over = False
@@ -98,10 +100,13 @@ class Helm:
     def over(self, reason: str, exit_code: int, now_s: float) -> list[Order]:
         """A monitor says that the job has ended: so it has, whoever leads, and all are told."""
         self.was_over = True
-        return self.stop(reason, exit_code, now_s)
+        return self._perform(self.coordinator.stop(reason, exit_code, now_s), now_s)
 
     def stop(self, reason: str, exit_code: int, now_s: float) -> list[Order]:
-        """End the job, also where nobody could be asked about it."""
+        """End the job, as soon as we lead it."""
+        if not self.leadership.leads:
+            self._stop_asked = reason, exit_code
+            return []
         return self._perform(self.coordinator.stop(reason, exit_code, now_s), now_s)
 
     def completed(
@@ -126,9 +131,13 @@ class Helm:
                 orders.append(action)
         return orders
 
-    def _tell_gone(self, now_s: float) -> list[Order]:
+    def _catch_up(self, now_s: float) -> list[Order]:
+        """What was heard before we led."""
         gone, self._gone = sorted(self._gone), set()
-        return [order for rank in gone for order in self.rank_gone(rank, now_s)]
+        orders = [order for rank in gone for order in self.rank_gone(rank, now_s)]
+        if self._stop_asked is not None:
+            orders += self.stop(*self._stop_asked, now_s)
+        return orders
 
     def _carry(self, outcomes: Sequence[Outcome], now_s: float) -> list[Order]:
         orders: list[Order] = []
@@ -139,12 +148,12 @@ class Helm:
                 case Won(None):
                     ranks = range(self.coordinator.world)
                     orders += [Send(rank, Resend(from_step=0)) for rank in ranks]
-                    orders += self._tell_gone(now_s)
+                    orders += self._catch_up(now_s)
                 case Won(newest):
                     assert newest is not None
                     records = self._known_records()
                     orders += self._perform(self.coordinator.resume(newest, records, now_s), now_s)
-                    orders += self._tell_gone(now_s)
+                    orders += self._catch_up(now_s)
                 case Decided(entry):
                     orders += self._perform(
                         self.coordinator.decided(entry.generation, now_s), now_s

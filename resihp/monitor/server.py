@@ -243,6 +243,8 @@ class CoordinatorServer:
                 self._perform(self._helm.over(message.reason, message.exit_code, now_s))
             case RankGone():
                 self._lose(message.rank, message.evidence)
+            case StopAsked():
+                self.stop(message.reason, message.exit_code)
             case _ if self._helm.leadership.leads:
                 self._hear_node(node, message, now_s)
             case _:
@@ -263,8 +265,6 @@ class CoordinatorServer:
             case JournalRefused():
                 self._coordinator.journal_refused(node, message.why)
                 self._run_dir.event("no_vote", {"node": node, "why": message.why}, now_s)
-            case StopAsked():
-                self.stop(message.reason, message.exit_code)
             case Drained():
                 self._drained.add(node)
                 self._check_left()
