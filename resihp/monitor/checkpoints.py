@@ -180,7 +180,10 @@ def _directory(job: JobConfig) -> Path | None:
 
 
 def make_directory(place: SavePlace) -> None:
-    """Make the directory of versions, that only we may enter. ConfigError where it cannot be."""
+    """Make the directory of versions that the job file names. ConfigError where it cannot be.
+
+    The one in a run's own directory is made with the first version: few runs save any.
+    """
     try:
         os.makedirs(place.directory, mode=0o700, exist_ok=True)
     except OSError as error:

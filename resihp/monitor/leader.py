@@ -50,7 +50,7 @@ async def _lead(brief_fd: int, note_fd: int, pulse_fd: int, term: int) -> int:
     assert note.run_dir is not None, "a monitor leads only a run whose directory it knows"
     run_dir = RunDir(Path(note.run_dir))
     versions = save_place(job, run_dir.path)
-    if versions is not None:
+    if versions is not None and job.checkpoint.dir is not None:
         make_directory(versions)
     coordinator = Coordinator(job, Planner(job), brief.secret, clock.now_s(), versions)
     leadership = Leadership(

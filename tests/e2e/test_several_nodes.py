@@ -111,6 +111,22 @@ def test_of_two_nodes_the_lowest_is_needed(tmp_path: Path, corpus: Path) -> None
     assert "or half with the lowest: see docs/operating.md" in run.text
 
 
+def test_nodes_that_are_all_killed_end_the_job_with_a_sentence(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """1, for nobody is left to say more."""
+    job = Job(steps=500, tp=1, pp=1, dp=2).write(tmp_path, corpus)
+    with running(train_command(job, "--nodes", "2"), tmp_path) as run:
+        run.read_to_step(1)
+        pids = [run.node_pid(node) for node in range(2)]
+        family = descendants(run.process.pid)
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGKILL)
+        assert run.finish() == 1
+        assert not wait_gone(family)
+    assert "resihp: error: every node was killed, node 0 by SIGKILL" in run.text
+
+
 def test_ranks_that_do_not_divide_into_nodes_are_refused(tmp_path: Path, corpus: Path) -> None:
     """One sentence, and no process."""
     command = train_command(TRIO.write(tmp_path, corpus), "--nodes", "2")

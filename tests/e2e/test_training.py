@@ -36,6 +36,11 @@ def test_losses_are_bitwise_equal_until_the_failure(healthy: Run, killed: Run) -
     assert killed.losses()[:3] == healthy.losses()[:3]
 
 
+def test_a_run_that_saves_nothing_has_no_directory_for_versions(healthy: Run) -> None:
+    """The first version makes it."""
+    assert not (healthy.dir / "checkpoints").exists()
+
+
 def test_losses_after_a_tp_change_are_equal_within_rounding(healthy: Run, killed: Run) -> None:
     """[T16] A killed rank costs time, not progress: every step has the loss it would have."""
     assert len(killed.losses()) == 10

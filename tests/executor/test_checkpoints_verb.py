@@ -56,7 +56,6 @@ def test_a_run_keeps_its_versions_where_its_job_says(
     run = tmp_path / "runs" / "small-1"
     run.mkdir(parents=True)
     (run / "job.toml").write_text(resolved(job_of(Mesh(tp=2, pp=1, dp=1))))
-    (run / "checkpoints").mkdir()
     save(run / "checkpoints", random_layout(random.Random(0)), logical_state(0), step=3)
     assert main(["checkpoints", str(run)]) == 0
     assert main(["checkpoints", "--runs-dir", str(run.parent)]) == 0

@@ -10,7 +10,7 @@ from resihp.checkpoint.manifest import Position
 from resihp.checkpoint.versions import version_name
 from resihp.config import CheckpointConfig, JobConfig
 from resihp.errors import NoFeasiblePlan
-from resihp.monitor.actions import CompleteVersion, DropVersion, StepCommitted, StepsTakenBack
+from resihp.monitor.actions import CompleteVersion, DropVersion, Say, StepCommitted, StepsTakenBack
 from resihp.monitor.checkpoints import SavedVersion, SavePlace
 from resihp.monitor.coordinator import Phase
 from resihp.monitor.planner import VerifiedPlan
@@ -134,6 +134,34 @@ def test_a_part_that_fails_is_told_once_and_training_goes_on():
     assert desk.all_of(DropVersion) == [DropVersion(name)]
     assert desk.phase is Phase.RUNNING
     assert not desk.all_of(CompleteVersion)
+
+
+def said(desk: Desk) -> list[str]:
+    """Lines about versions that were not saved."""
+    return [action.line for action in desk.all_of(Say) if "not saved" in action.line]
+
+
+def test_a_disk_that_stays_full_is_told_once_and_counted():
+    """[T22] The first version by name, then how many: once one is saved again, or at the end."""
+    desk = desk_of().run()
+
+    def fill(steps: range) -> None:
+        for step in steps:
+            rank, name = step % 4, version_name(step, RUN, 1)
+            why = f"/d/{name}/part-0000{rank}.data: No space left on device"
+            desk.say(rank, SaveFailed(generation=1, name=name, why=why))
+
+    fill(range(2, 7))
+    (first,) = said(desk)
+    assert first.startswith(f"version {version_name(2, RUN, 1)} was not saved: rank 2: /d/")
+    desk.step(0)
+    save(desk, 7)
+    assert said(desk)[1:] == ["4 more versions were not saved for the same reason"]
+    fill(range(8, 10))
+    assert len(said(desk)) == 3
+    for _ in range(2):
+        desk.do(desk.coordinator.stop("stopped by SIGTERM", 143, desk.clock.now_s()))
+    assert said(desk)[3:] == ["1 more version was not saved for the same reason"]
 
 
 # --- resuming

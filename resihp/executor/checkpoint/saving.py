@@ -193,8 +193,12 @@ def write_part(
     """Write this rank's part of version `name`, on disk before this returns.
 
     `shapes` are those of the whole state (`all_keys`). The version's directory is made where it is
-    not there. OSError where the disk is at fault, and what `go_on` raises; no half file stays.
+    not there, and so is `directory`, but not what that is in. OSError where the disk is at fault,
+    and what `go_on` raises; no half file stays.
     """
+    if not directory.exists():
+        with open_folder(directory.parent, disk) as above:
+            above.make(directory.name)
     with open_folder(directory, disk) as parent:
         parent.make(name)
         with parent.inside(name) as folder:

@@ -7,6 +7,7 @@ the job is to end before its last step, survivors settle, write what they hold, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -53,6 +54,10 @@ class Saving:
         self._failed: set[str] = set()
         self._refused: set[str] = set()
         """Complete by their marker, but somebody found their bytes damaged."""
+        self._cause = ""
+        """Why the last version was not saved; '' where it was."""
+        self._num_unsaid = 0
+        """Versions after it that were not saved for the same reason, and nobody was told yet."""
         self.ending: Ending | None = None
         self._order: Save | None = None
 
@@ -189,25 +194,39 @@ class Saving:
         """A rank could not write its part: the version before it stays the newest one."""
         if message.generation != self._core.generation or message.name in self._failed:
             return
-        self._fail(message.name, f"rank {rank}: {message.why}")
+        self._fail(message.name, f"rank {rank}: {message.why}", cause=message.why)
 
-    def _fail(self, name: str, why: str) -> None:
+    def _fail(self, name: str, why: str, cause: str) -> None:
         core = self._core
         self._failed.add(name)
         self._unfinished.pop(name, None)
         core.log("not_saved", version=name, why=why)
-        core.say(f"version {name} was not saved: {why}; {self.newest()}")
+        cause = re.sub(r"part-\d+", "", cause.replace(name, ""))  # whichever rank said it
+        if cause == self._cause:
+            self._num_unsaid += 1
+        else:
+            self._tell_unsaid()
+            self._cause = cause
+            core.say(f"version {name} was not saved: {why}; {self.newest()}")
         core.do(DropVersion(name))
         if core.phase is Phase.SAVING:
             self._end(why)
+
+    def _tell_unsaid(self) -> None:
+        num, self._num_unsaid = self._num_unsaid, 0
+        if num:
+            were = "versions were" if num > 1 else "version was"
+            self._core.say(f"{num} more {were} not saved for the same reason")
 
     def completed(self, name: str, trouble: str, pruned: Sequence[str]) -> None:
         """The disk did what `CompleteVersion` asked for; or `trouble` says why not."""
         core, manifest = self._core, self._completing.pop(name)
         if trouble:
-            self._fail(name, trouble)
+            self._fail(name, trouble, cause=trouble)
             return
         version = SavedVersion(manifest.step, name, manifest.updates, manifest.position)
+        self._tell_unsaid()
+        self._cause = ""
         kept = [each for each in (version, *self.versions) if each.name not in pruned]
         self.versions = sorted(kept, reverse=True, key=lambda each: each.step)
         core.log("saved", version=name, step=manifest.step, pruned=pruned)
@@ -215,8 +234,10 @@ class Saving:
             self._end("")
 
     def check(self) -> None:
-        """Drop what a generation that is over left unfinished."""
+        """Drop what a generation that is over left unfinished; at the end tell what was not."""
         core = self._core
+        if core.phase is Phase.STOPPING:
+            self._tell_unsaid()
         for name, unfinished in list(self._unfinished.items()):
             if unfinished.generation < core.generation:
                 del self._unfinished[name]
