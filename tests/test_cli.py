@@ -79,7 +79,8 @@ def test_options_are_not_abbreviated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "named_by"), [(["where"], "RUN"), (["kill", "--rank", "1"], "--run")]
+    ("argv", "named_by"),
+    [(["where"], "RUN"), (["inject", "kill"], "RUN"), (["kill", "--rank", "1"], "--run")],
 )
 def test_without_a_job_it_is_said_how_the_verb_names_one(tmp_path, argv, named_by):
     """As an argument of its own or with an option."""

@@ -69,7 +69,9 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rank: Index | None = None
     step: Index | None = None
     instruction: Index | None = None
-    """Index into the rank's program at which it strikes (None: the middle; too large: the end)."""
+    """Index into the rank's program at which it strikes (None: the middle).
+
+    Refused where the first plan's is shorter; where a later plan's is, it strikes at its end."""
     moment: Moment | None = None
     """Instead of an instruction: in the vote, between vote and update, in the update; or while the
     rank joins the generation that redoes `step`: `groups` (it builds them), `state` (moves it),

@@ -379,4 +379,5 @@ class Coordinator:
             at=at,
             heard_s={rank: now_s - since_s for rank, since_s in heard_s.items()},
             beats=self._progress.beats,
+            out=self._rejoining.standings(),
         )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from resihp.config import JobConfig, place_of
 from resihp.errors import ConfigError, NoFeasiblePlan, UserError
+from resihp.ir.expand import expand
+from resihp.ir.model import Plan
 from resihp.monitor.checkpoints import check_place
 from resihp.monitor.planner import Planner
 
@@ -35,11 +37,34 @@ def _check(job: JobConfig) -> None:
     _check_runs_dir(Path(job.job.runs_dir))
     check_place(job)
     try:
-        Planner(job).initial()
+        first = Planner(job).initial()
     except NoFeasiblePlan as error:
         raise ConfigError(
             f'device.memory = "{job.device.memory}": {error}', key="device.memory"
         ) from error
+    _check_places(job, first.plan)
+
+
+def _check_places(job: JobConfig, plan: Plan) -> None:
+    """Faults at instructions that the program has not. Only those before which no other fault
+    strikes: after a loss it is another program."""
+    by_chance = any(each.rate is not None for each in job.inject)
+    steps = [each.step for each in job.inject if each.step is not None]
+    if by_chance or not steps:
+        return
+    for index, each in enumerate(job.inject):
+        if each.step != min(steps) or each.instruction is None or each.rank is None:
+            continue
+        if each.rank not in plan.active_ranks:
+            continue
+        num = len(expand(plan, each.rank).instrs)
+        if each.instruction >= num:
+            key = f"inject[{index}].instruction"
+            raise ConfigError(
+                f"{key} = {each.instruction}: the program of rank {each.rank} has {num} "
+                f"instructions; nearest valid: {num - 1}",
+                key=key,
+            )
 
 
 def _check_device(kind: str) -> None:

@@ -314,15 +314,27 @@ def report(run: Path, positions: Positions) -> Iterator[str]:
     yield f"{run.name}: generation {positions.generation} is {positions.phase}{iteration}"
     if not path.exists():
         yield from (f"rank {rank}  {at.doing}" for rank, at in sorted(positions.at.items()))
+        yield from _out(positions)
         return
     plan = plan_of_run(run, positions.generation, step)
     silent = {
         rank: _unheard(positions, rank) for rank in positions.alive if rank not in positions.at
     }
     told = hang_report(plan, positions.at, silent)
-    yield from told.lines()
+    yield from told.ranks
+    yield from _out(positions)
+    if told.verdict:
+        yield ""
+        yield from told.verdict
     if told.verdict and told.is_young:
         yield f"all waits are younger than {_LASTING_S:g} s: ask again to see what lasts"
+
+
+def _out(positions: Positions) -> Iterator[str]:
+    """A line for each rank that is lost."""
+    width = max((len(str(rank)) for rank in (*positions.alive, *positions.out)), default=1)
+    for rank, becomes in sorted(positions.out.items()):
+        yield f"rank {rank:<{width}}  out  {becomes}"
 
 
 def _unheard(positions: Positions, rank: int) -> str:

@@ -590,6 +590,8 @@ class Positions(_Message, frozen=True, kw_only=True):
     """How long ago each rank's supervisor was heard."""
     beats: dict[int, Beat]
     """The last one of each rank."""
+    out: dict[int, str] = {}
+    """What becomes of each rank that is lost."""
 
 
 class Refused(_Message, frozen=True, kw_only=True):

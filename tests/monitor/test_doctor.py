@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -307,6 +308,25 @@ def test_room_for_snapshots_and_checkpoints(tmp_path: Path):
     assert "checkpoints (4 at a time) need" in disk
     (gone,) = problems(check_room(small, tmp_path / "nothing"))
     assert "is not there; snapshots go there: set [state] snapshot_every = 0" in gone
+
+
+def test_a_run_that_cannot_have_its_directory_is_said_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever is saved: on a full disk, or where nobody may write (root may everywhere)."""
+    job = msgspec.structs.replace(job_of(), state=StateConfig(snapshot_every=0))
+    job = msgspec.structs.replace(
+        job, job=msgspec.structs.replace(job.job, runs_dir=str(tmp_path / "later"))
+    )
+    full = shutil.disk_usage(tmp_path)._replace(free=4096)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: full)
+        assert (
+            f"{tmp_path}: 0.0 MiB free: the run cannot start there" in problems(check_room(job))[0]
+        )
+    (tmp_path / "later").write_text("a file is in its way")
+    found = problems(check_room(job))
+    assert f"{tmp_path / 'later'} is not writable: the run cannot start there" in found[0]
 
 
 def test_how_much_state_a_node_keeps():

@@ -586,3 +586,25 @@ def test_what_is_logged_tells_the_way_back():
     assert found[found.index("rank_lost") :] == order
     assert not desk.sent(Close)[-1][1].generation > desk.generation
     assert record_of(0).step == 0
+
+
+def test_an_operator_is_told_what_becomes_of_a_lost_rank():
+    """It starts, is trusted after some iterations, is given up, or is gone with its supervisor."""
+    desk = desk_of(restarts=1)
+
+    def out() -> dict[int, str]:
+        return desk.coordinator.positions({}, desk.clock.now_s()).out
+
+    assert out() == {}
+    lose(desk, 1)
+    assert out()[1].startswith("lost; its executor starts, for ")
+    return_(desk, 1)
+    run_steps(desk, 1)
+    trusted = "is back, and waits to be trusted: {} more without a loss"
+    assert out() == {1: trusted.format(f"{GOOD - 1} iterations")}
+    run_steps(desk, GOOD - 2)
+    assert out() == {1: trusted.format("1 iteration")}
+    desk.say(1, exited())
+    assert out() == {1: "lost, and given up: 1 start without a step of its own"}
+    desk.gone(1)
+    assert out() == {1: "lost, and its supervisor with it"}

@@ -222,6 +222,26 @@ def test_waits_that_may_be_over_are_told_as_such(tmp_path, since_s, is_told):
     assert ("ask again" in lines[-1]) == is_told
 
 
+@pytest.mark.parametrize("has_plan", [True, False])
+def test_ranks_that_are_out_are_told_with_what_becomes_of_them(tmp_path, has_plan):
+    """Also where no plan is written yet."""
+    plan = plan_of()
+    if has_plan:
+        (tmp_path / "plans").mkdir()
+        RunDir(tmp_path).plan(1, print_plan(plan), "start")
+    positions = Positions(
+        generation=1,
+        phase="running",
+        alive=(0, 1),
+        at={0: computing(plan, 0, Op.F, 1)},
+        heard_s={},
+        beats={},
+        out={3: "lost; its executor will be started again"},
+    )
+    lines = list(report(tmp_path, positions))
+    assert "rank 3  out  lost; its executor will be started again" in lines
+
+
 @pytest.mark.parametrize("doing", ["builds groups", "stands by"])
 def test_ranks_that_run_nothing_say_what_they_do(doing):
     """Between generations, and standby ranks."""

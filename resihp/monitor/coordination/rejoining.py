@@ -106,6 +106,29 @@ class Rejoining:
         """Whether the end of its executor was seen, and no start since."""
         return rank in self._dead
 
+    def standings(self) -> dict[int, str]:
+        """What becomes of each lost rank, for an operator."""
+        return {rank: self._standing(rank) for rank in sorted(set(self._core.lost))}
+
+    def _standing(self, rank: int) -> str:
+        core = self._core
+        if rank in core.returned:
+            left = self._trust.wait(rank, len(core.records) - 1, self._patience)
+            if left:
+                more = _many(left, "iteration")
+                return f"is back, and waits to be trusted: {more} more without a loss"
+            return "is back, and waits for a plan that is better with it"
+        if rank in self._starting_s:
+            return f"lost; its executor starts, for {core.now_s - self._starting_s[rank]:.1f} s"
+        if rank in self._restarts.planned:
+            return "lost; its executor will be started again"
+        if rank not in self._dead:
+            return "lost, and its supervisor with it"
+        if not core.job.rejoin.restarts:
+            return "lost; not started again ([rejoin] restarts = 0)"
+        many = _many(self._restarts.in_vain(rank), "start")
+        return f"lost, and given up: {many} without a step of its own"
+
     @property
     def awaited(self) -> set[int]:
         """Ranks whose executor starts, or will."""
@@ -279,3 +302,7 @@ class Rejoining:
             f"+ {listed(ranks)} {'is' if len(ranks) == 1 else 'are'} back: "
             f"{layout_line(core.plan.plan)}; {stood_ms:.0f} ms between two steps, none redone"
         )
+
+
+def _many(num: int, word: str) -> str:
+    return f"{num} {word}{'' if num == 1 else 's'}"

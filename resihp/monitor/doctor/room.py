@@ -19,6 +19,8 @@ __all__ = ["check_room", "snapshot_bytes", "state_bytes"]
 TOPIC = "room"
 NUM_SLOTS = 2
 """Snapshots of a rank in shared memory: the newest, and the one that is written."""
+RUN_BYTES = 1 << 20
+"""Less than this, and there is no room for the job file, the journal and the first plan."""
 BYTES_PER_PARAMETER = 12
 """fp32: the parameter and the two moments of AdamW."""
 
@@ -41,6 +43,7 @@ def snapshot_bytes(job: JobConfig) -> int:
 
 def check_room(job: JobConfig, shm: Path = SHM) -> Iterator[Finding]:
     """Disk, shared memory and descriptors for `job` on this machine."""
+    yield from _check_start(Path(job.job.runs_dir))
     needed = snapshot_bytes(job)
     if needed:
         yield _fits(shm, needed, "snapshots", "set [state] snapshot_every = 0 or enlarge it")
@@ -52,6 +55,17 @@ def check_room(job: JobConfig, shm: Path = SHM) -> Iterator[Finding]:
             _existing(folder), (keep + 1) * state_bytes(job), what, "name another [checkpoint] dir"
         )
     yield _check_descriptors(job)
+
+
+def _check_start(runs_dir: Path) -> Iterator[Finding]:
+    """Whether a run can have its directory: without, it does not start at all."""
+    existing = _existing(runs_dir)
+    instead = "the run cannot start there; name another job.runs_dir"
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield problem(TOPIC, f"{existing} is not writable: {instead}")
+    elif shutil.disk_usage(existing).free < RUN_BYTES:
+        free = _mib(shutil.disk_usage(existing).free)
+        yield problem(TOPIC, f"{existing}: {free} free: {instead}, or make room")
 
 
 def _existing(path: Path) -> Path:
