@@ -121,13 +121,21 @@ class Coordinator:
         return self._taken()
 
     def disconnected(
-        self, rank: int, now_s: float, evidence: str = "its supervisor is gone"
+        self,
+        rank: int,
+        now_s: float,
+        evidence: str = "its supervisor is gone",
+        seen_s: float | None = None,
     ) -> list[Action]:
-        """The supervisor of `rank` is gone, and with it (by the kernel) its executor."""
+        """The supervisor of `rank` is gone, and with it (by the kernel) its executor.
+
+        `seen_s`: when its monitor saw its end.
+        """
         core = self._core
         core.now_s = now_s
         if core.phase is not Phase.STOPPING:
             if rank in core.alive:
+                core.book.ended(rank, None, seen_s)
                 self._membership.disconnected(rank, evidence)
             else:
                 self._rejoining.gone(rank)

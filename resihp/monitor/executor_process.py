@@ -30,7 +30,7 @@ from resihp.wire.messages import (
 )
 from resihp.wire.timing import Timing
 
-__all__ = ["ExecutorProcess"]
+__all__ = ["ExecutorProcess", "last_words"]
 
 LAST_WORDS_BYTES = 2000
 
@@ -145,7 +145,7 @@ class ExecutorProcess:
         code = await self._child.wait()
         seen_s = self._clock.now_s()
         self.progress = Beat(step=-1, instruction=-1)
-        words = "" if code < 0 else _last_words(self._log_path)
+        words = "" if code < 0 else last_words(self._log_path)
         self._tell(
             ExecutorExited(
                 code=code,
@@ -167,12 +167,15 @@ def _executor_env() -> dict[str, str]:
     return env
 
 
-def _last_words(log_path: Path) -> str:
-    """The end of an executor's log, which holds its exception; or why it cannot be read."""
+def last_words(log_path: Path) -> str:
+    """The end of an executor's log, whole lines, with its exception; or why it cannot be read."""
     try:
         with log_path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - LAST_WORDS_BYTES))
-            return log.read().decode("utf-8", errors="replace")
+            start = max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES - 1)
+            log.seek(start)
+            words = log.read()
+            if start and b"\n" in words[:-1]:
+                words = words[words.index(b"\n") + 1 :]
+            return words.decode("utf-8", errors="replace")
     except OSError as error:
         return f"(its log cannot be read: {error})"

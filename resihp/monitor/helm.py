@@ -87,13 +87,17 @@ class Helm:
         return self._perform(self.coordinator.receive(rank, message, now_s), now_s)
 
     def rank_gone(
-        self, rank: int, now_s: float, evidence: str = "its supervisor is gone"
+        self,
+        rank: int,
+        now_s: float,
+        evidence: str = "its supervisor is gone",
+        seen_s: float | None = None,
     ) -> list[Order]:
-        """The supervisor of a rank is gone."""
+        """The supervisor of a rank is gone, as its monitor saw at `seen_s`."""
         if not self.leadership.leads:
             self._gone.add(rank)
             return []
-        return self._perform(self.coordinator.disconnected(rank, now_s, evidence), now_s)
+        return self._perform(self.coordinator.disconnected(rank, now_s, evidence, seen_s), now_s)
 
     # --- the rest
 

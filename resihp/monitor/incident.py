@@ -107,6 +107,10 @@ class IncidentBook:
         elif seen_s is not None:
             self._hits.setdefault(rank, seen_s)
 
+    def hit_s(self, rank: int) -> float | None:
+        """When what `rank` is being lost to hit it, as far as it was said."""
+        return self._hits.get(rank)
+
     def forget(self, rank: int) -> None:
         """What hit `rank` hit an executor that no plan counts on."""
         self._hits.pop(rank, None)
@@ -117,6 +121,8 @@ class IncidentBook:
         incident = self.open
         if incident is not None:
             incident.ranks.append(rank)
+            if incident.hit_s is None and hit_s is not None and hit_s <= incident.detected_s:
+                incident.hit_s = hit_s
             incident.evidence += f"; rank {rank}: {evidence}"
             return
         self.incidents.append(

@@ -61,6 +61,7 @@ class _Event(msgspec.Struct):
     rank: int = -1
     pid: int = -1
     evidence: str = ""
+    hit_s: float | None = None
 
 
 def read_past(run_dir: Path) -> Past:
@@ -139,6 +140,7 @@ def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, 
                 evidence="; ".join(event.evidence for event in open_ones),
                 detected_s=open_ones[0].at_s,
                 step=step,
+                hit_s=open_ones[0].hit_s,
             )
         )
     return incidents, num_plans, executors

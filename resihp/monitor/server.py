@@ -242,7 +242,7 @@ class CoordinatorServer:
             case Ended():
                 self._perform(self._helm.over(message.reason, message.exit_code, now_s))
             case RankGone():
-                self._lose(message.rank, message.evidence)
+                self._lose(message)
             case StopAsked():
                 self.stop(message.reason, message.exit_code)
             case _ if self._helm.leadership.leads:
@@ -292,9 +292,11 @@ class CoordinatorServer:
     def _ranks(self, node: int) -> range:
         return self._brief.ranks(node, self._job.parallel.world)
 
-    def _lose(self, rank: int, evidence: str) -> None:
-        self._here.discard(rank)
-        self._perform(self._helm.rank_gone(rank, self._clock.now_s(), evidence))
+    def _lose(self, gone: RankGone) -> None:
+        self._here.discard(gone.rank)
+        self._perform(
+            self._helm.rank_gone(gone.rank, self._clock.now_s(), gone.evidence, gone.seen_s)
+        )
 
     def _hear_rank(self, rank: int, message: Message, now_s: float) -> None:
         match message:

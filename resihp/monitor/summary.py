@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from resihp.monitor.incident import Incident
+from resihp.monitor.incident import Incident, listed
 from resihp.wire.messages import StepRecord
 
 __all__ = ["step_line", "summary"]
@@ -27,17 +27,22 @@ def step_line(record: StepRecord, generation: int) -> str:
 
 
 def _milliseconds(value: float | None) -> str:
-    return "?" if value is None else f"{value:.0f} ms"
+    return "unknown" if value is None else f"{max(0.0, value):.0f} ms"
+
+
+def _work(seconds: float) -> str:
+    """Work that was done in vain is never shown as none."""
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{max(1.0, 1000 * seconds):.0f} ms"
 
 
 def _incident_line(incident: Incident) -> str:
-    ranks = ", ".join(str(rank) for rank in incident.ranks)
+    who = listed(incident.ranks)
     if incident.resumed_s is None:
-        return f"  rank {ranks} at step {incident.step}: not recovered"
-    lost = "" if incident.lost_work_s is None else f", {incident.lost_work_s:.2f} s of work redone"
+        return f"  {who} at step {incident.step}: not recovered"
+    lost = "" if not incident.lost_work_s else f", {_work(incident.lost_work_s)} of work redone"
     lost += f"{incident.kept_note}" if lost else ""
     return (
-        f"  rank {ranks} at step {incident.step}: detected {_milliseconds(incident.detection_ms)}, "
+        f"  {who} at step {incident.step}: detected {_milliseconds(incident.detection_ms)}, "
         f"recovered {_milliseconds(incident.recovery_ms)}, "
         f"{incident.moved_bytes / 2**20:.1f} MiB moved{lost} ({incident.action})"
     )
@@ -52,6 +57,13 @@ def _steps(records: Sequence[StepRecord], begun_at: int) -> str:
     num_skipped = sum(record.skipped for record in records)
     skipped = f" ({num_skipped} skipped: gradients not finite)" if num_skipped else ""
     return f"{len(records)} steps{skipped}, {_final(records[-1])}"
+
+
+def _in_incidents(num_lost: int, num_incidents: int) -> str:
+    """How many lines follow, where ranks that were lost together share one."""
+    if num_lost == num_incidents:
+        return ""
+    return f" (ranks lost in {num_incidents} incident{'s' if num_incidents != 1 else ''})"
 
 
 def _final(record: StepRecord) -> str:
@@ -78,7 +90,8 @@ def summary(
     lines = [
         "",
         f"{reason}: {_steps(records, begun_at)}, {survived} of {num_lost} failures "
-        f"survived, {num_plans} plan{'s' if num_plans != 1 else ''} used",
+        f"survived{_in_incidents(num_lost, len(incidents))}, "
+        f"{num_plans} plan{'s' if num_plans != 1 else ''} used",
         *(_incident_line(incident) for incident in incidents),
         f"run directory: {run_dir}",
     ]

@@ -66,6 +66,8 @@ class RankGone(_NodeMessage, frozen=True, kw_only=True):
 
     rank: int
     evidence: str
+    seen_s: float | None = None
+    """When its monitor saw its end; None: it never came."""
 
 
 class FromOperator(_NodeMessage, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from resihp.wire.messages import (
     Beat,
     Close,
     Deploy,
+    ExecutorExited,
     Fault,
     Fence,
     Finished,
@@ -705,3 +706,35 @@ def test_a_rank_that_neither_settles_nor_dies_ends_the_job():
     desk.wait(desk.timing.settle_s, beats=BEAT)
     assert desk.end is not None
     assert desk.end.reason == "ranks 2, 3 neither settled nor died in 21 s"
+
+
+def test_why_an_executor_was_killed_comes_with_its_end():
+    """Also for a coordinator that was not there when its supervisor said what hit it."""
+    desk = Desk().run()
+    end = ExecutorExited(
+        code=-9, last_words="", pid=7, fenced="it was stopped for 0.3 s", hit_s=-1.5, seen_s=-0.5
+    )
+    desk.say(3, end)
+    (incident,) = desk.coordinator.incidents
+    assert incident.evidence == "fenced: it was stopped for 0.3 s"
+    assert incident.detection_ms == 1000 * (desk.clock.now_s() + 1.5)
+    (lost,) = (log for log in desk.all_of(Log) if log.kind == "rank_lost")
+    assert lost.fields["hit_s"] == -1.5
+
+
+def test_a_death_that_nobody_announced_is_measured_from_when_its_end_was_seen():
+    """What an operator said of it before is earlier, and counts."""
+    for hit_s, expected_s in ((None, -0.5), (-2.0, -2.0)):
+        desk = Desk().run()
+        if hit_s is not None:
+            desk.coordinator.hit(3, hit_s)
+        desk.say(3, ExecutorExited(code=-9, last_words="", seen_s=-0.5))
+        assert [incident.hit_s for incident in desk.coordinator.incidents] == [expected_s]
+
+
+def test_a_supervisor_whose_end_was_seen_has_a_detection_time_and_one_that_never_came_has_none():
+    """Its monitor says when, where it does know."""
+    for seen_s in (-0.25, None):
+        desk = Desk().run()
+        desk.do(desk.coordinator.disconnected(3, desk.clock.now_s(), seen_s=seen_s))
+        assert [incident.hit_s for incident in desk.coordinator.incidents] == [seen_s]

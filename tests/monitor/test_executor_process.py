@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resihp.monitor.executor_process import ExecutorProcess
+from resihp.monitor.executor_process import ExecutorProcess, last_words
 from resihp.wire.clock import MonotonicClock
 from resihp.wire.messages import Beat, ExecutorExited, ExecutorStarted, Message, Start
 from resihp.wire.timing import Timing
@@ -56,3 +56,14 @@ def test_a_dead_executor_says_what_it_died_of_and_runs_no_more(tmp_path: Path):
     assert isinstance(exited, ExecutorExited)
     assert (exited.pid, exited.code, exited.hit_s) == (started.pid, -9, 1.5)
     assert exited.fenced == "it was stopped for 0.3 s"
+
+
+def test_last_words_begin_with_a_line(tmp_path: Path):
+    """A line that is cut says something else."""
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number} of a long log\n" for number in range(1000)))
+    words = last_words(log)
+    assert words.startswith("line ")
+    assert words.endswith("line 999 of a long log\n")
+    log.write_text("short\nand whole\n")
+    assert last_words(log) == "short\nand whole\n"

@@ -86,10 +86,21 @@ def test_what_is_not_known_is_not_made_up():
     fatal = incident(resumed_s=None, step=9)
     lines = summary([], [silent, fatal], 3, Path("r"), "no plan").split("\n")
     assert lines[1:4] == [
-        "no plan: 0 steps, no step finished, 2 of 3 failures survived, 3 plans used",
-        "  rank 1, 4 at step 7: detected ?, recovered 400 ms, 3.0 MiB moved (dp1.pp0 TP 2 -> 1)",
+        "no plan: 0 steps, no step finished, 2 of 3 failures survived (ranks lost in 2 "
+        "incidents), 3 plans used",
+        "  ranks 1, 4 at step 7: detected unknown, recovered 400 ms, 3.0 MiB moved "
+        "(dp1.pp0 TP 2 -> 1)",
         "  rank 5 at step 9: not recovered",
     ]
+
+
+def test_work_that_is_redone_is_never_none():
+    """A rank that was lost in a recovery redoes nothing more; one just after a step, a little."""
+    (_, _, little, nothing, _) = summary(
+        [RECORD], [incident(lost_work_s=0.0004), incident(lost_work_s=0.0)], 3, Path("r"), "end"
+    ).split("\n")
+    assert "1 ms of work redone" in little
+    assert "redone" not in nothing
 
 
 def test_an_incident_as_an_event_has_its_derived_times():

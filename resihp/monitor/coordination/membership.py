@@ -9,7 +9,7 @@ from resihp.monitor.coordination.core import Core, Round
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.reviving import Reviving
-from resihp.monitor.last_words import how_it_ended, users_mistake
+from resihp.monitor.last_words import how_it_ended, own_line, users_mistake
 from resihp.wire.messages import Beat, Close, ExecutorExited
 
 __all__ = ["Membership"]
@@ -66,12 +66,18 @@ class Membership:
         core.lost.append(rank)
         self._rejoining.distrust()
         core.log(
-            "rank_lost", rank=rank, evidence=evidence, last_words=last_words, standby=stands_by
+            "rank_lost",
+            rank=rank,
+            evidence=evidence,
+            last_words=last_words,
+            standby=stands_by,
+            hit_s=core.book.hit_s(rank),
         )
         self._reopenings = 0
-        if last_words.strip():
-            core.say(f"rank {rank}: {last_words.strip().splitlines()[-1]}")
+        if line := own_line(last_words):
+            core.say(f"rank {rank}: {line}")
         if stands_by:
+            core.book.forget(rank)
             core.say(f"! lost standby rank {rank} ({evidence}): no other rank stops for it")
             return
         core.book.lose(

@@ -39,6 +39,8 @@ class Supervisors:
         self._handles: dict[int, ProcessHandle] = {}
         self._evidence: dict[int, str] = {}
         """Why we are about to close the connection of a rank."""
+        self._gone_s: dict[int, float] = {}
+        """When the connection of a rank was closed the last time."""
 
     def __bool__(self) -> bool:
         """Whether any is there."""
@@ -63,7 +65,8 @@ class Supervisors:
             del self._channels[rank]
             evidence = self._evidence.pop(rank, "its supervisor is gone")
             self._roster.disconnected(rank, evidence)
-            self._tell(RankGone(rank=rank, evidence=evidence))
+            self._gone_s[rank] = self._clock.now_s()
+            self._tell_gone(rank)
             if rank in self._handles:
                 self._handles.pop(rank).close()
 
@@ -98,8 +101,12 @@ class Supervisors:
 
     def tell_gone(self) -> None:
         """Say again who is gone: the coordinator is a new one."""
-        for rank, evidence in self._roster.gone.items():
-            self._tell(RankGone(rank=rank, evidence=evidence))
+        for rank in self._roster.gone:
+            self._tell_gone(rank)
+
+    def _tell_gone(self, rank: int) -> None:
+        evidence, seen_s = self._roster.gone[rank], self._gone_s.get(rank)
+        self._tell(RankGone(rank=rank, evidence=evidence, seen_s=seen_s))
 
     def tick(self, number: int) -> NodeBeat:
         """Once per beat: who is stopped, silent or missed; the beat of this node."""
@@ -108,5 +115,5 @@ class Supervisors:
         for rank, evidence in self._roster.to_kill(stopped, now_s).items():
             self.evict(rank, evidence)
         for rank in self._roster.missed(now_s):
-            self._tell(RankGone(rank=rank, evidence=self._roster.gone[rank]))
+            self._tell_gone(rank)
         return NodeBeat(number=number, beats=self._roster.take_beats())
