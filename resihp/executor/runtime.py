@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 import traceback
 from typing import Protocol, cast
@@ -23,6 +22,7 @@ from resihp.executor.joining import Joining
 from resihp.executor.lateness import Lateness
 from resihp.executor.pause import announce_pauses, current_pause
 from resihp.wire.channel import Channel
+from resihp.wire.console import complain, say
 from resihp.wire.messages import (
     AskWhere,
     At,
@@ -176,7 +176,7 @@ class Executor:
         while (message := await self._channel.receive()) is not None:
             match message:
                 case Stop():
-                    print(self._lateness, flush=True)
+                    say(str(self._lateness))
                     return message.exit_code
                 case Close():
                     await self._close(message.generation)
@@ -222,7 +222,7 @@ class Executor:
             pass
         except* UserError as group:
             # Another generation would end the same way: the coordinator ends the job with it.
-            print(f"resihp: error: {_leaves(group)[0]}", file=sys.stderr)
+            complain(f"resihp: error: {_leaves(group)[0]}")
             if not self._failure.done():
                 self._failure.set_result(UserError.exit_code)
         except* ResihpError as group:

@@ -51,6 +51,7 @@ from resihp.ir.parser import parse
 from resihp.ir.program import Program
 from resihp.ir.program_bytes import decode_program
 from resihp.ir.runnable import check_runnable
+from resihp.wire.console import say
 from resihp.wire.messages import (
     At,
     Deploy,
@@ -244,7 +245,7 @@ class Session:
 
     def _log(self, line: str) -> None:
         """Into this rank's log file."""
-        print(f"generation {self._deploy.generation}: {line}", flush=True)
+        say(f"generation {self._deploy.generation}: {line}")
 
     # --- joining
 

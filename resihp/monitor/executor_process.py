@@ -17,6 +17,7 @@ from resihp.monitor.process import Child, is_stopped
 from resihp.monitor.rendezvous import HANDED_DOWN
 from resihp.wire.channel import Channel
 from resihp.wire.clock import Clock
+from resihp.wire.console import complain
 from resihp.wire.messages import (
     FATAL,
     Beat,
@@ -138,7 +139,7 @@ class ExecutorProcess:
                     self._is_ready = self._is_ready or isinstance(message, Ready)
                     self._tell(message)
         except WireError as error:
-            print(f"resihp: rank {self._rank}: executor fenced: {error}", file=sys.stderr)
+            complain(f"resihp: rank {self._rank}: executor fenced: {error}")
             self.kill(f"what it said cannot be read: {error}")
 
     async def _wait(self) -> None:

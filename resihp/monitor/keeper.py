@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Callable
 
 from resihp.errors import ResihpError
 from resihp.monitor.process import Child, is_stopped
 from resihp.monitor.pulse import Pulse, Silence, vitals
+from resihp.wire.console import complain
 from resihp.wire.timing import Timing
 
 __all__ = ["Keeper", "pause_s"]
@@ -116,7 +116,7 @@ class Keeper:
                 return
             why = silence.look(clock(), vitals(child.pid, pulse))
             if why:
-                print(f"resihp: {self._what} {why}: killed", file=sys.stderr, flush=True)
+                complain(f"resihp: {self._what} {why}: killed")
                 self.has_hung = True
                 child.send(signal.SIGKILL)
                 return

@@ -24,6 +24,7 @@ from resihp.monitor.rendezvous import listen
 from resihp.monitor.run_dir import RunDir, announce_run
 from resihp.wire.address import LOOPBACK, address_of
 from resihp.wire.auth import new_secret
+from resihp.wire.console import complain
 from resihp.wire.timing import Timing
 
 __all__ = ["Launcher"]
@@ -131,7 +132,7 @@ class _Nodes:
         ended = [code for code in codes if code >= 0]
         if not ended:
             how = signal.Signals(-codes[0]).name
-            print(f"resihp: error: every node was killed, node 0 by {how}", file=sys.stderr)
+            complain(f"resihp: error: every node was killed, node 0 by {how}")
             return 1
         return ended[0]
 

@@ -26,6 +26,7 @@ from resihp.monitor.quorum.leadership import Leadership
 from resihp.monitor.run_dir import RunDir
 from resihp.monitor.server import CoordinatorServer
 from resihp.wire.clock import MonotonicClock
+from resihp.wire.console import complain, say
 from resihp.wire.timing import Timing
 
 __all__ = ["main"]
@@ -39,7 +40,7 @@ def main(brief_fd: int, note_fd: int, pulse_fd: int, term: int) -> int:
     try:
         return asyncio.run(_lead(brief_fd, note_fd, pulse_fd, term))
     except ResihpError as error:
-        print(f"resihp: error: {error}", file=sys.stderr, flush=True)
+        complain(f"resihp: error: {error}")
         return error.exit_code
 
 
@@ -73,16 +74,12 @@ async def _lead(brief_fd: int, note_fd: int, pulse_fd: int, term: int) -> int:
 
 
 def _speaker(job: JobConfig) -> Callable[[str], None]:
-    return _say_emulated if job.device.kind == "emulated" else _say
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    return _say_emulated if job.device.kind == "emulated" else say
 
 
 def _say_emulated(line: str) -> None:
     """No line of an emulated job can be taken for one of a real run."""
-    _say(line if "emulated" in line else f"emulated: {line}")
+    say(line if "emulated" in line else f"emulated: {line}")
 
 
 if __name__ == "__main__":

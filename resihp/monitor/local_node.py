@@ -21,6 +21,7 @@ from resihp.monitor.node.owner import NodeOwner
 from resihp.monitor.process import ENDINGS, Child
 from resihp.monitor.rendezvous import HOST, PORT, RESTARTED, SECRET_FD, secret_file
 from resihp.wire.address import address_of
+from resihp.wire.console import complain
 from resihp.wire.timing import Timing
 
 __all__ = ["LocalNode", "run_until_signal"]
@@ -139,7 +140,7 @@ def main(listen_fd: int, brief_fd: int, job_path: str) -> int:
     try:
         return asyncio.run(serve())
     except ResihpError as error:
-        print(f"resihp: error: {error}", file=sys.stderr, flush=True)
+        complain(f"resihp: error: {error}")
         return error.exit_code
 
 

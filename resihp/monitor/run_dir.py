@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from resihp.config import JobConfig, resolved
 from resihp.errors import ConfigError
 from resihp.monitor.past import Past, read_past
 from resihp.monitor.row_file import RowFile
+from resihp.wire.console import complain, say
 from resihp.wire.messages import StepRecord
 
 __all__ = ["RunDir", "announce_run"]
@@ -19,7 +19,7 @@ __all__ = ["RunDir", "announce_run"]
 def announce_run(job: JobConfig) -> RunDir:
     """Make the directory of a new run, and print where it is. ConfigError where it cannot be."""
     run_dir = RunDir.create(job)
-    print(f"run directory: {run_dir.path}", flush=True)
+    say(f"run directory: {run_dir.path}")
     return run_dir
 
 
@@ -167,4 +167,4 @@ class RunDir:
         if not self._is_troubled:
             self._is_troubled = True
             line = f"resihp: warning: the run directory cannot be written: {why}; training goes on"
-            print(line, file=sys.stderr, flush=True)
+            complain(line)

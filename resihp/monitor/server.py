@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -47,6 +46,7 @@ from resihp.monitor.rendezvous import Place, write_place
 from resihp.monitor.run_dir import RunDir
 from resihp.monitor.summary import step_line, summary
 from resihp.wire.clock import Clock
+from resihp.wire.console import complain
 from resihp.wire.messages import (
     AskWhere,
     At,
@@ -188,7 +188,7 @@ class CoordinatorServer:
     def _finish(self) -> None:
         headline = self.reason
         if self.exit_code not in ORDERLY:
-            print(f"resihp: error: {self.reason}", file=sys.stderr, flush=True)
+            complain(f"resihp: error: {self.reason}")
             headline = "failed"
         self._say(
             summary(

@@ -200,3 +200,14 @@ def test_the_wrong_number_of_workers_is_refused(tmp_path: Path, corpus: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 2
     assert "--nproc-per-node=2" in done.stderr
+
+
+def test_a_console_that_is_gone_ends_no_job(tmp_path: Path, corpus: Path) -> None:
+    """Whoever read the output leaves in the middle: all steps are made, and the job ends with 0."""
+    job = Job(steps=60, tp=1, pp=1, dp=2)
+    with running(train_command(job.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(2)
+        assert run.process.stdout is not None
+        run.process.stdout.close()
+        assert run.process.wait(60) == 0
+        assert [row["step"] for row in run.rows("metrics")] == list(range(60))

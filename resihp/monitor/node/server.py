@@ -26,6 +26,7 @@ from resihp.monitor.run_dir import RunDir
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connection_lost
 from resihp.wire.clock import Clock
+from resihp.wire.console import complain
 from resihp.wire.gate import Gate, is_worth_a_line
 from resihp.wire.messages import AskStop, Fault, Fence, Message, Stop, Welcome
 from resihp.wire.nodes import (
@@ -245,7 +246,7 @@ class NodeServer:
         except OSError:
             why = f"node {self._brief.node} has no vote: {self._election.trouble}"
             if is_news:
-                print(f"resihp: warning: {why}", file=sys.stderr, flush=True)
+                complain(f"resihp: warning: {why}")
             return JournalRefused(why=why)
 
     def _run_at(self, run_dir: str) -> None:
@@ -403,5 +404,5 @@ class NodeServer:
         )
 
     def _give_up(self, reason: str) -> None:
-        print(f"resihp: error: {reason}", file=sys.stderr, flush=True)
+        complain(f"resihp: error: {reason}")
         self._end(Ended(exit_code=1, reason=reason))
