@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from resihp.wire.shared_memory import remove_unheld, shared_path
+
 DEADLINE_S = 50.0
 TAG = "RESIHP_TEST"
 NODE = "resihp.monitor.local_node"
@@ -243,6 +245,9 @@ def running(command: Sequence[str], folder: Path) -> Iterator[Run]:
             os.kill(pid, signal.SIGKILL)
         assert process.stdout is not None
         process.stdout.close()
+        if process.returncode < 0:  # a launcher that was killed leaves what the doctor removes
+            for made in run.runs_dir.glob("*"):
+                remove_unheld(shared_path(made.name))
     assert not left, f"processes left behind: {left}\n{run.text}"
 
 
