@@ -80,6 +80,8 @@ class NodeServer:
         self._gate = Gate(brief.secret, self._admit, timeout_s=self._timing.handshake_s)
         self._leader: NodeChannel | None = None
         self._leader_node: int | None = None
+        self._turned_away: TurnedAway | None = None
+        """The last of the strangers whom nobody has been told of, since nobody leads."""
         self._pulse = Pulse()
         self._coordinator = Keeper(
             "the coordinator",
@@ -269,7 +271,13 @@ class NodeServer:
         self._supervisors.tell_gone()
         if self._stop_asked is not None:
             channel.send(self._stop_asked)
+        self._tell_of_strangers()
         self._check_left()
+
+    def _tell_of_strangers(self) -> None:
+        if self._leader is not None and self._turned_away is not None:
+            self._tell(self._turned_away)
+            self._turned_away = None
 
     def _obey(self, message: NodeMessage) -> None:
         match message:
@@ -340,7 +348,8 @@ class NodeServer:
             num = self._gate.num_refused
             if is_worth_a_line(num):
                 why = str(error) or type(error).__name__
-                self._tell(TurnedAway(why=why, refused_so_far=num))
+                self._turned_away = TurnedAway(why=why, refused_so_far=num)
+                self._tell_of_strangers()
         finally:
             del self._connections[task]
             writer.close()
