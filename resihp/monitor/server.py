@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from functools import partial
-from pathlib import Path
 
 from resihp.config import JobConfig
-from resihp.config.injection import is_of_a_rank
-from resihp.errors import AuthError, WireError
+from resihp.errors import AuthError
 from resihp.monitor.actions import (
     CompleteVersion,
     Decide,
@@ -28,11 +24,11 @@ from resihp.monitor.actions import (
     StepCommitted,
     StepsTakenBack,
 )
-from resihp.monitor.checkpoints import SavePlace, complete_version, drop
-from resihp.monitor.coordinator import Coordinator, Phase
+from resihp.monitor.checkpoints import SavePlace
+from resihp.monitor.coordinator import Coordinator
+from resihp.monitor.desk import Desk
 from resihp.monitor.helm import Helm, Order
 from resihp.monitor.inject import hang
-from resihp.monitor.injecting import carrier, remark, why_not
 from resihp.monitor.links import Links
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.server import DEPOSED, HOPELESS
@@ -45,19 +41,14 @@ from resihp.monitor.quorum.leadership import (
 from resihp.monitor.rendezvous import Place, write_place
 from resihp.monitor.run_dir import RunDir
 from resihp.monitor.summary import step_line, summary
+from resihp.monitor.version_disk import VersionDisk
 from resihp.wire.clock import Clock
 from resihp.wire.console import complain
 from resihp.wire.messages import (
-    AskWhere,
     At,
     Fault,
     Hello,
-    Inject,
-    KillRank,
     Message,
-    Positions,
-    Refused,
-    Reply,
     Resend,
     Resent,
     StepRecord,
@@ -86,27 +77,6 @@ __all__ = ["CoordinatorServer"]
 
 ORDERLY = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes that are no error."""
-
-
-CENSUS_S = 0.3
-"""Beside a beat's period: how long `resihp where` waits for those that do not answer."""
-
-
-class _Census:
-    """Answers of ranks to one question."""
-
-    def __init__(self, ranks: AbstractSet[int]) -> None:
-        self.missing = set(ranks)
-        self.answers: dict[int, At] = {}
-        self.complete = asyncio.Event()
-        if not self.missing:
-            self.complete.set()
-
-    def add(self, rank: int, answer: At) -> None:
-        self.answers[rank] = answer
-        self.missing.discard(rank)
-        if not self.missing:
-            self.complete.set()
 
 
 class CoordinatorServer:
@@ -139,13 +109,20 @@ class CoordinatorServer:
         """Ranks whose supervisor is there, and has said again what we may have missed."""
         self._drained: set[int] = set()
         self._observations = ObservationLog(run_dir.traces_path)
-        self._censuses: list[_Census] = []
-        self._answering: set[asyncio.Task[None]] = set()
+        self._desk = Desk(
+            job,
+            coordinator,
+            run_dir,
+            clock,
+            num_nodes=len(nodes),
+            here=self._here,
+            send=self._send,
+        )
         self._has_won = False
         self._has_ended = False
-        self._versions = versions
-        self._saving: set[asyncio.Task[None]] = set()
-        self._disk = asyncio.Lock()
+        self._versions = None
+        if versions is not None:
+            self._versions = VersionDisk(versions.directory, job.checkpoint.keep, self._completed)
         self._ended = asyncio.Event()
         self._all_left = asyncio.Event()
         self.exit_code = 1
@@ -164,9 +141,10 @@ class CoordinatorServer:
             if self._has_won:
                 await self._let_leave()
         finally:
-            for task in (ended, *tasks, *self._answering):
+            for task in (ended, *tasks):
                 task.cancel()
-            await asyncio.gather(ended, *tasks, *self._answering, return_exceptions=True)
+            await asyncio.gather(ended, *tasks, return_exceptions=True)
+            await self._desk.leave()
         return self.exit_code
 
     async def _let_leave(self) -> None:
@@ -176,8 +154,8 @@ class CoordinatorServer:
                 await self._all_left.wait()
         except TimeoutError:
             self._say("some supervisors did not leave in time")
-        while self._saving:  # a version whose parts are there is completed also now
-            await asyncio.gather(*self._saving)
+        if self._versions is not None:  # a version whose parts are there is completed also now
+            await self._versions.settle()
         self._finish()
         await self._links.drain(self._timing.grace_s)
 
@@ -255,9 +233,7 @@ class CoordinatorServer:
             case FromRank():
                 self._hear_rank(message.rank, decode(message.payload), now_s)
             case FromOperator():
-                task = asyncio.create_task(self._answer(node, message))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                self._desk.ask(message.payload, partial(self._reply, node, message.number))
             case TurnedAway():
                 row: dict[str, object] = {"node": node, "why": message.why}
                 row["refused_so_far"] = message.refused_so_far
@@ -311,8 +287,7 @@ class CoordinatorServer:
                     self._perform(self._helm.from_rank(rank, again, now_s))
                 return
             case At():
-                for census in self._censuses:
-                    census.add(rank, message)
+                self._desk.heard(rank, message)
             case _:
                 pass
         if rank in self._here:
@@ -333,91 +308,8 @@ class CoordinatorServer:
         node = self._brief.node_of(rank, self._job.parallel.world)
         self._links.send(node, ToRanks(ranks=(rank,), payload=encode(message)))
 
-    # --- operators
-
-    async def _answer(self, node: int, request: FromOperator) -> None:
-        try:
-            message = decode(request.payload)
-        except WireError as error:
-            answer: Message = Refused(text=str(error))
-        else:
-            match message:
-                case KillRank():
-                    answer = self._kill(message.rank)
-                case Inject():
-                    self._inject(node, request.number, message)
-                    return
-                case AskWhere():
-                    answer = await self._positions()
-                case _:
-                    answer = Refused(text=f"{type(message).__name__} is no request")
-        self._reply(node, request.number, answer)
-
     def _reply(self, node: int, number: int, answer: Message) -> None:
         self._links.send(node, ToOperator(number=number, payload=encode(answer)))
-
-    async def _positions(self) -> Positions:
-        """Where the ranks are that answer within a moment."""
-        census = _Census(self._coordinator.alive & self._here)
-        self._censuses.append(census)
-        try:
-            for rank in census.missing:
-                self._send(rank, AskWhere())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timing.beat_s + CENSUS_S):
-                    await census.complete.wait()
-        finally:
-            self._censuses.remove(census)
-        return self._coordinator.positions(census.answers, self._clock.now_s())
-
-    def _kill(self, rank: int) -> Reply | Refused:
-        refusal = self._unfit(rank)
-        if refusal is not None:
-            return Refused(text=refusal)
-        self._coordinator.hit(rank, self._clock.now_s())
-        self._send(rank, self._coordinator.fence(rank, "operator"))
-        return Reply(text=f"rank {rank}: SIGKILL sent to its executor")
-
-    def _inject(self, node: int, number: int, order: Inject) -> None:
-        """Answer first: whoever would carry the answer may be about to die."""
-        fault, kind = order.fault, order.fault.get("kind")
-        world, num_nodes = self._job.parallel.world, len(self._brief.addresses)
-        rank = carrier(
-            kind,
-            order.rank,
-            alive=self._coordinator.alive,
-            here=self._here,
-            per_node=world // num_nodes,
-        )
-        if rank is None:
-            alive = sorted(self._coordinator.alive)
-            refusal = f"rank {order.rank} is not alive; alive ranks: {alive}"
-        else:
-            plan = self._coordinator.steady_plan
-            refusal = self._untimely() or why_not(fault, rank, self._job, plan)
-        if rank is None or refusal is not None:
-            self._reply(node, number, Refused(text=refusal or ""))
-            return
-        whose = f"rank {rank}: " if is_of_a_rank(kind) else ""
-        text = f"{whose}{kind} is on its way{remark(kind, self._job)}"
-        self._reply(node, number, Reply(text=text))
-        self._run_dir.event("inject", {"rank": rank, "fault": fault}, self._clock.now_s())
-        self._send(rank, order)
-
-    def _unfit(self, rank: int) -> str | None:
-        """Why nothing can be done to `rank`; None: it can."""
-        alive = sorted(self._coordinator.alive)
-        if rank not in alive or rank not in self._here:
-            return f"rank {rank} is not alive; alive ranks: {alive}"
-        return self._untimely()
-
-    def _untimely(self) -> str | None:
-        """Why nothing can be done to anybody at the moment; None: it can."""
-        if self._coordinator.phase is Phase.STARTING:
-            return "the job has not begun yet"
-        if self._coordinator.phase is Phase.STOPPING:
-            return "the job is ending"
-        return None
 
     # --- actions
 
@@ -431,7 +323,8 @@ class CoordinatorServer:
                 case ToNode(node, message):
                     self._links.send(node, message)
                 case CompleteVersion() | DropVersion():
-                    self._change_disk(order)
+                    assert self._versions is not None
+                    self._versions.change(order)
                 case Decide():
                     raise AssertionError("the helm decides")
                 case Deposed(why):
@@ -462,32 +355,8 @@ class CoordinatorServer:
                 case End(exit_code, reason):
                     self._end(exit_code, reason)
 
-    def _change_disk(self, action: CompleteVersion | DropVersion) -> None:
-        """Work on saved versions, on a thread, one after the other."""
-        task = asyncio.create_task(self._changed_disk(action))
-        self._saving.add(task)
-        task.add_done_callback(self._saving.discard)
-
-    async def _changed_disk(self, action: CompleteVersion | DropVersion) -> None:
-        assert self._versions is not None
-        directory = Path(self._versions.directory)
-        async with self._disk:
-            if isinstance(action, DropVersion):
-                await asyncio.to_thread(drop, directory, action.name)
-                return
-            keep = self._job.checkpoint.keep
-            trouble, pruned = await asyncio.to_thread(
-                partial(
-                    complete_version,
-                    directory,
-                    action.name,
-                    action.manifest,
-                    keep=keep,
-                    spared=action.spared,
-                )
-            )
-        now_s = self._clock.now_s()
-        self._perform(self._helm.completed(action.name, trouble, pruned, now_s))
+    def _completed(self, name: str, trouble: str, pruned: Sequence[str]) -> None:
+        self._perform(self._helm.completed(name, trouble, pruned, self._clock.now_s()))
 
     def _end(self, exit_code: int, reason: str) -> None:
         self.exit_code, self.reason, self._has_ended = exit_code, reason, True

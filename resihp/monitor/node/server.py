@@ -81,7 +81,7 @@ class NodeServer:
         self._leader: NodeChannel | None = None
         self._leader_node: int | None = None
         self._turned_away: TurnedAway | None = None
-        """The last of the strangers whom nobody has been told of, since nobody leads."""
+        """The last stranger, until whoever leads is told."""
         self._pulse = Pulse()
         self._coordinator = Keeper(
             "the coordinator",
@@ -226,6 +226,9 @@ class NodeServer:
                             self._follow(channel, node)
                     case Leads():
                         self._election.watch.heard(message, self._election.promised)
+                        if self._leader is channel and self._turned_away is not None:
+                            channel.send(self._turned_away)  # before, it would not be heard
+                            self._turned_away = None
                     case Ended(was_over=True):
                         self._end(message)
                     case _ if self._election.obeys(term):
@@ -271,13 +274,7 @@ class NodeServer:
         self._supervisors.tell_gone()
         if self._stop_asked is not None:
             channel.send(self._stop_asked)
-        self._tell_of_strangers()
         self._check_left()
-
-    def _tell_of_strangers(self) -> None:
-        if self._leader is not None and self._turned_away is not None:
-            self._tell(self._turned_away)
-            self._turned_away = None
 
     def _obey(self, message: NodeMessage) -> None:
         match message:
@@ -349,7 +346,6 @@ class NodeServer:
             if is_worth_a_line(num):
                 why = str(error) or type(error).__name__
                 self._turned_away = TurnedAway(why=why, refused_so_far=num)
-                self._tell_of_strangers()
         finally:
             del self._connections[task]
             writer.close()
