@@ -12,7 +12,7 @@ __all__ = ["layout_line"]
 
 def layout_line(plan: Plan) -> str:
     """TP degrees, places without a group, shares of layers, moved micro-batches, standby ranks."""
-    return ", ".join(_differences(plan)) or "same layout"
+    return ", ".join(_differences(plan)) or "the healthy layout"
 
 
 def _differences(plan: Plan) -> Iterator[str]:

@@ -28,7 +28,7 @@ def test_losses_are_those_of_a_job_without_faults(tmp_path: Path, corpus: Path) 
     healthy.mkdir()
     path = Job(steps=MANY, tp=1, sections=SOON, kills=((2, 3),)).write(faulted, corpus)
     with running(train_command(path), faulted) as run:
-        run.read_until(lambda line: line.startswith("+ rank 2 is back: same layout"))
+        run.read_until(lambda line: line.startswith("+ rank 2 is back: the healthy layout"))
         steps = len(run.rows("metrics"))
         run.read_to_step(steps + 2)
         stop(run)
@@ -71,7 +71,7 @@ def test_an_emulated_rank_comes_back(tmp_path: Path, corpus: Path) -> None:
     text = path.read_text().replace("[batch]", '[device]\nkind = "emulated"\n[batch]')
     path.write_text(text)
     with running(train_command(path), tmp_path) as run:
-        run.read_until(lambda line: "+ rank 5 is back: same layout" in line)
+        run.read_until(lambda line: "+ rank 5 is back: the healthy layout" in line)
         steps = len(run.rows("metrics"))
         run.read_until(lambda line: f"step {steps + 2:4d} " in line)
         stop(run)

@@ -21,7 +21,7 @@ def without(places: Collection[tuple[int, int]]) -> Plan:
 
 def test_a_healthy_layout_is_the_same_layout():
     """Nothing to tell."""
-    assert layout_line(PLAN) == "same layout"
+    assert layout_line(PLAN) == "the healthy layout"
 
 
 def test_a_smaller_degree_and_what_is_left_over_are_told():

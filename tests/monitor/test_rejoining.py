@@ -241,7 +241,7 @@ def test_the_plan_grows_back_at_the_boundary_and_no_step_is_redone():
     assert desk.phase is Phase.RUNNING
     assert desk.alive == list(desk.world)
     (line,) = [say.line for say in desk.all_of(Say) if say.line.startswith("+")]
-    assert line.startswith("+ rank 3 is back: same layout")
+    assert line.startswith("+ rank 3 is back: the healthy layout")
     (cause,) = [made.cause for made in desk.all_of(PlanMade)][2:]
     assert cause.startswith("rank 3 back")
     run_steps(desk, 1)
