@@ -17,8 +17,7 @@ from resihp.compiler.pricing import Pricing
 from resihp.compiler.schedules import ONE_STAGE, Work, schedule_order
 from resihp.compiler.with_orders import PipelineOrder, with_orders
 from resihp.errors import UserError
-from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import GroupName, Plan
+from resihp.ir.model import GroupName, MicroBatch, Plan
 
 __all__ = ["automatically_ordered"]
 

@@ -47,12 +47,12 @@ from functools import cache
 from typing import NamedTuple
 
 from resihp.ir.facts import Facts, StageFacts
-from resihp.ir.lanes import MicroBatch
 from resihp.ir.model import (
     Batch,
     Group,
     GroupName,
     LayerRange,
+    MicroBatch,
     ModelShape,
     Op,
     Plan,

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from resihp.compiler.schedules import Work
-from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Instr, Level, Plan, Stream
+from resihp.ir.model import Instr, Level, MicroBatch, Plan, Stream
 from resihp.ir.placement import placement_of
 
 __all__ = ["PipelineOrder", "with_orders"]

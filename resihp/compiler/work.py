@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from resihp.compiler.schedules import AUTOMATIC, order_at
 from resihp.compiler.with_orders import with_orders
-from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Plan
+from resihp.ir.model import MicroBatch, Plan
 from resihp.ir.placement import placement_of
 
 if TYPE_CHECKING:

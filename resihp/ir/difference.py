@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from resihp.ir.lanes import EDGES, Edge, Lane, MicroBatch, Task
-from resihp.ir.model import Group, GroupName, Op, Plan
+from resihp.ir.lanes import EDGES, Edge, Lane, Task
+from resihp.ir.model import Group, GroupName, MicroBatch, Op, Plan
 from resihp.ir.source import Parsed
-from resihp.ir.statements import columns_of, spell_layers, spell_numbers, spell_size
+from resihp.ir.statements import columns_of, spell_kept, spell_layers, spell_numbers, spell_size
 from resihp.ir.view import View, view_of
 
 __all__ = [
@@ -208,6 +208,8 @@ def _values(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "recompute", spell_numbers(plan.recompute)
     if plan.resume is not None:
         yield "resume step", str(plan.resume.step)
+        if plan.resume.keep:
+            yield "resume keep", spell_kept(plan.resume.keep)
     if plan.returned:
         yield "returned", spell_numbers(plan.returned)
 

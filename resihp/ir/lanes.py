@@ -9,7 +9,8 @@ from collections.abc import Collection
 from operator import attrgetter
 from typing import NamedTuple
 
-from resihp.ir.model import Group, GroupName, Instr, LayerRange, Op, Plan
+from resihp.ir.kept import kept_by
+from resihp.ir.model import Group, GroupName, Instr, LayerRange, MicroBatch, Op, Plan
 from resihp.ir.placement import Placement, placement_of
 from resihp.ir.statements import spell_instr
 
@@ -20,7 +21,6 @@ __all__ = [
     "Edge",
     "Lane",
     "Meeting",
-    "MicroBatch",
     "Task",
     "alike",
     "lanes_of",
@@ -28,13 +28,6 @@ __all__ = [
 ]
 
 COMPUTE = (Op.F, Op.B, Op.W, Op.BW)
-
-
-class MicroBatch(NamedTuple):
-    """A micro-batch by its home replica and its number there."""
-
-    home: int
-    number: int
 
 
 class Task(NamedTuple):
@@ -271,7 +264,7 @@ def alike(plan: Plan) -> dict[int, tuple[int, ...]]:
         group = groups[name]
         held.setdefault(name.replica, []).append((name.pp, group.tp, group.layers, body))
     # A shared stream lacks the same micro-batches everywhere, and not all need be kept.
-    keeps = plan.resume is not None and bool(plan.resume.keep)
+    keeps = bool(kept_by(plan))
     named: dict[int, set[int]] = {0: set()}
     """Replicas that each body names."""
     for stream in plan.streams:

@@ -26,8 +26,7 @@ from resihp.executor.models import build_model
 from resihp.executor.packing import MicroBatch as Tokens
 from resihp.executor.state import initial_holding
 from resihp.ir.expand import expand
-from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Batch, GroupName, LayerRange, Mesh, Op
+from resihp.ir.model import Batch, GroupName, LayerRange, Mesh, MicroBatch, Op
 from resihp.ir.placement import placement_of
 from resihp.ir.reshard import ShardMove
 

@@ -19,8 +19,7 @@ from resihp.compiler.healthy import Recipe, healthy_plan
 from resihp.compiler.models import find_model
 from resihp.compiler.planner.runs import in_runs
 from resihp.compiler.pricing import Pricing
-from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Batch, Mesh
+from resihp.ir.model import Batch, Mesh, MicroBatch
 
 _LOSSES = (frozenset({1}), frozenset({1, 20}), frozenset({1, 2, 3, 4, 5}), frozenset(range(16)))
 

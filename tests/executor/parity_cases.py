@@ -27,8 +27,7 @@ from resihp.compiler.lower import everywhere
 from resihp.compiler.partition import ranges_of
 from resihp.compiler.reconfigure import reconfiguration
 from resihp.config import ModelConfig, Numerics
-from resihp.ir.lanes import MicroBatch
-from resihp.ir.model import Batch, Group, LayerRange, Level, Mesh, Plan, Precision
+from resihp.ir.model import Batch, Group, LayerRange, Level, Mesh, MicroBatch, Plan, Precision
 from resihp.ir.torch_csv import CsvKind, read_torch_csv
 
 NUM_STEPS = 10

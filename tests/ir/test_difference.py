@@ -89,6 +89,16 @@ def test_lines_about_the_job_are_compared_value_by_value():
     ]
 
 
+def test_what_is_kept_of_an_iteration_is_compared():
+    """Also where the streams do not say it."""
+    before, after = (
+        edit(WHOLE, ("tokens=16", f"tokens=16\nresume step=3 keep={keep}"))
+        for keep in ("none", "0,1@1")
+    )
+    found = [(c.field, c.before, c.after) for c in changes(before, after).fields]
+    assert found == [("resume keep", None, "0,1@1")]
+
+
 def test_a_group_that_shrank_and_the_rank_that_left():
     """TP degree and ranks; transfers to it are cut now."""
     found = changes(WHOLE, SHRUNK)

@@ -17,6 +17,7 @@ from functools import cache, partial
 
 from resihp.ir.diagnostics import Diagnostic, Severity
 from resihp.ir.facts import Facts
+from resihp.ir.kept import kept_by
 from resihp.ir.lanes import Lane, alike, lanes_of
 from resihp.ir.model import GroupName, Level, Plan
 from resihp.ir.placement import placement_of
@@ -118,8 +119,9 @@ def _verify(
 
 def _is_proved(parsed: Parsed, transport: Transport, known: Callable[[], Facts | None]) -> bool:
     """Whether nothing is wrong with the streams of a plan whose layout is sound."""
-    keeps = parsed.plan.resume is not None and parsed.plan.resume.keep
-    if keeps or transport != EDGE or not ("numpy" in sys.modules or _is_large(parsed.plan)):
+    if kept_by(parsed.plan) or transport != EDGE:
+        return False
+    if not ("numpy" in sys.modules or _is_large(parsed.plan)):
         return False
     from resihp.ir.verify.fast import certify
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from resihp.ir.diagnostics import Related
+from resihp.ir.kept import kept_by
 from resihp.ir.lanes import COMPUTE, Lane, Task
 from resihp.ir.model import GroupName, Op
 from resihp.ir.verify.findings import listed
@@ -44,22 +45,17 @@ def check_once(
     what an instruction without a stage (RHP109) was meant to be, and is not reported.
     """
     work = _collect(lanes, report)
-    kept = _kept(report)
-    for task in [task for task in work.places if (task.home, task.number) in kept]:
+    kept = kept_by(report.plan)
+    for task in [task for task in work.places if task.micro_batch in kept]:
         _report_kept(report, task, work)
     for task, ops in work.places.items():
-        if (task.home, task.number) in kept:
+        if task.micro_batch in kept:
             continue
         if not _check_one(report, task, ops, once=task not in work.broken):
             work.broken.add(task)
     if are_all_there:
         _check_all_present(report, lanes, work)
     return work
-
-
-def _kept(report: Report) -> frozenset[tuple[int, int]]:
-    resume = report.plan.resume
-    return frozenset() if resume is None else frozenset(resume.keep)
 
 
 def _report_kept(report: Report, task: Task, work: Work) -> None:
@@ -178,7 +174,7 @@ def _check_all_present(report: Report, lanes: Mapping[GroupName, Lane], work: Wo
         for stage in lane.stages:
             heads.setdefault(stage, lane)
     kept: dict[int, set[int]] = {}
-    for home, number in _kept(report):
+    for home, number in kept_by(report.plan):
         kept.setdefault(home, set()).add(number)
     present: dict[tuple[int, int], set[int]] = {}
     for stage, home, number in work.places:
