@@ -24,6 +24,7 @@ from resihp.compiler.layout import initial_plan
 from resihp.compiler.models import Model
 from resihp.compiler.pricing import Pricing
 from resihp.compiler.reconfigure import read_all
+from resihp.compiler.simulate import simulate
 from resihp.compiler.sources import Stored
 from resihp.config import JobConfig
 from resihp.errors import ConfigError, NoFeasiblePlan, PlanRejected, UserError
@@ -33,7 +34,6 @@ from resihp.ir.model import LayerRange, Plan, Resume
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.reshard import nothing_before
-from resihp.ir.runnable import check_runnable
 from resihp.ir.verify import verify
 from resihp.monitor.given_plan import given_plan, refusal
 from resihp.monitor.keeping import choose_kept
@@ -53,7 +53,7 @@ WAIT_S = 1.0
 
 
 class VerifiedPlan(msgspec.Struct, frozen=True):
-    """A plan and the text that was verified; only `Planner` makes these."""
+    """A plan and the text that was verified: by `Planner`, or for an entry that was decided on."""
 
     text: str
     plan: Plan
@@ -126,7 +126,6 @@ class Planner:
             recomputes=job.compute.recompute,
             pricing=self._pricing(Health()),
         )
-        check_runnable(plan)
         return self._timed(self._verified(plan, previous=None), self._pricing(Health()))
 
     def after_loss(
@@ -136,21 +135,21 @@ class Planner:
         step: int,
         *,
         snapshots: Mapping[int, tuple[int, ...]] | None = None,
-        checkpoint: int | None = None,
         settled: Mapping[int, Settled] | None = None,
         step_s: float = 0.0,
     ) -> VerifiedPlan:
         """The plan that redoes iteration `step` without `lost`. NoFeasiblePlan where none can.
 
         What no live rank holds comes from `snapshots` of version `step`, by lost rank the live
-        ones that can read it, or else from the `checkpoint` of that step. What live ranks have
-        `settled` with of the iteration is kept as far as it can be; then the plan has a steady one.
+        ones that can read it. What live ranks have `settled` with of the iteration is kept as far
+        as it can be; then the plan has a steady one.
         With other layers nothing can be kept: a new partition waits for the end of the iteration
         where that costs less than what is kept is worth, an iteration taking `step_s`.
         """
         lost = tuple(lost)
-        stored = Stored(snapshots=snapshots or {}, has_checkpoint=checkpoint == step)
-        plan = self._adapted(previous, lost, step, stored)
+        lasting = previous.lasting.plan
+        stored = Stored(snapshots=snapshots or {})
+        plan = self._adapted(lasting, lost, step, stored)
         if not settled:
             return plan
         ran = previous.at(step).plan
@@ -158,7 +157,7 @@ class Planner:
         if kept.kept or step_s < WAIT_S or _layers_of(plan.plan) == _layers_of(ran):
             return kept
         try:
-            same = self._adapted(previous, lost, step, stored, SAME_LAYERS)
+            same = self._adapted(lasting, lost, step, stored, SAME_LAYERS)
         except NoFeasiblePlan:
             return plan
         kept = self._keeping(ran, same, step, settled)
@@ -178,23 +177,26 @@ class Planner:
         stored = Stored(has_checkpoint=True, is_only_saved=True)
         lost = tuple(lost)
         try:
-            return self._adapted(previous, lost, step, stored)
+            return self._adapted(previous.lasting.plan, lost, step, stored)
         except NoFeasiblePlan:
-            plan = _reseated(self.initial().plan, lost)
-            return self._adapted(VerifiedPlan(print_plan(plan), plan), lost, step, stored)
+            return self._adapted(_reseated(self.initial().plan, lost), lost, step, stored)
 
     def loading(self, plan: VerifiedPlan, step: int) -> VerifiedPlan:
         """The layout and streams of `plan`, begun with all state from the checkpoint of `step`."""
         lasting = plan.lasting.plan
         lines = read_all(lasting.groups, step)
-        whole = msgspec.structs.replace(lasting, resume=Resume(step=step), reconfigure=lines)
-        verified = self._verified(whole, previous=nothing_before(whole))
-        return msgspec.structs.replace(verified, emulated=plan.emulated)
+        whole = msgspec.structs.replace(
+            lasting, resume=Resume(step=step), reconfigure=lines, returned=()
+        )
+        return self._verified(whole, previous=nothing_before(whole))
 
     def _keeping(
         self, ran: Plan, plan: VerifiedPlan, step: int, settled: Mapping[int, Settled]
     ) -> VerifiedPlan:
-        """`plan` as it redoes iteration `step` of `ran` without what is kept, then as it is."""
+        """`plan` as it redoes iteration `step` of `ran` without what is kept, then as it is.
+
+        Emulated devices compute nothing, so that nothing is kept there.
+        """
         choice = choose_kept(ran, plan.plan, step, settled)
         if not choice.micro_batches:
             return plan
@@ -203,24 +205,20 @@ class Planner:
         return msgspec.structs.replace(
             self._verified(resumed, previous=ran),
             decision=plan.decision,
-            emulated=plan.emulated,
             kept=choice.sums,
-            steady=msgspec.structs.replace(
-                self._verified(steady, previous=resumed), emulated=plan.emulated
-            ),
+            steady=self._verified(steady, previous=resumed),
         )
 
     def _adapted(
         self,
-        previous: VerifiedPlan,
+        previous: Plan,
         lost: Iterable[int],
         step: int,
         stored: Stored,
         profile: Profile = ANYTHING,
     ) -> VerifiedPlan:
         pricing = self._pricing(Health(lost=frozenset(lost)))
-        lasting = previous.lasting.plan
-        situation = Situation(lasting, pricing, profile, resume_step=step, stored=stored)
+        situation = Situation(previous, pricing, profile, resume_step=step, stored=stored)
         decision = adapt(situation, budget=_BUDGET)
         return self._decided(decision, situation.held, pricing)
 
@@ -242,14 +240,13 @@ class Planner:
         ones, without the state that moves. NoFeasiblePlan as for a loss.
         """
         pricing = self._pricing(Health(lost=frozenset(lost).difference(returned)))
-        now_s = 0.0 if previous.decision is None else previous.decision["iteration_s"]
-        assert isinstance(now_s, float)
+        lasting = previous.lasting.plan
+        now_s = simulate(lasting, pricing).iteration_s
         patience = msgspec.structs.replace(
             patience,
             horizon_iterations=min(patience.horizon_iterations, left),
             switch_s=switch_steps * now_s,  # of the predicted time, as all that it is compared to
         )
-        lasting = previous.lasting.plan
         growth = grow_back(
             lasting,
             pricing,
@@ -264,7 +261,7 @@ class Planner:
         plan = self._decided(growth.decision, lasting, pricing)
         return Grown(plan, growth.verdict.reason)
 
-    def _decided(self, decision: Decision, previous: Plan | None, pricing: Pricing) -> VerifiedPlan:
+    def _decided(self, decision: Decision, previous: Plan, pricing: Pricing) -> VerifiedPlan:
         """The plan of a decision, verified after `previous`, with its times and reasons."""
         verified = self._verified(decision.plan, previous=previous)
         verified = self._timed(verified, pricing, decision.moved_s, decision.moved_bytes)

@@ -94,14 +94,14 @@ class CachedPlanner(Planner):
 
     def _adapted(
         self,
-        previous: VerifiedPlan,
+        previous: Plan,
         lost: Iterable[int],
         step: int,
         stored: Stored,
         profile: Profile = ANYTHING,
     ) -> VerifiedPlan:
         lost = sorted(lost)
-        key = (previous.lasting.text, *lost, repr((step, stored, profile)))
+        key = (print_plan(previous), *lost, repr((step, stored, profile)))
         parent = super()._adapted
         return self._known(key, lambda: parent(previous, lost, step, stored, profile))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from coordinator_cases import job_of
 
+from resihp.compiler.adaptation import Patience, Trust
 from resihp.errors import NoFeasiblePlan
-from resihp.ir.model import Load, Resume
+from resihp.ir.model import Resume
 from resihp.ir.reshard import loads, nothing_before, transfers
-from resihp.monitor.planner import Planner
+from resihp.monitor.planner import Grown, Planner, VerifiedPlan
 
 JOB = job_of(tp=2, pp=2, dp=2)
 
@@ -26,16 +27,6 @@ def test_a_snapshot_stands_in_for_a_shard_without_a_live_holder():
     assert {giver for _, giver in read} <= {4, 6}
 
 
-def test_a_checkpoint_of_the_step_is_the_last_resort():
-    """One of another step is none."""
-    planner = Planner(JOB)
-    healthy = planner.initial()
-    with pytest.raises(NoFeasiblePlan):
-        planner.after_loss(healthy, [1, 5], 3, checkpoint=2)
-    plan = planner.after_loss(healthy, [1, 5], 3, checkpoint=3).plan
-    assert any(isinstance(line, Load) for line in plan.reconfigure)
-
-
 def test_a_job_may_begin_with_a_checkpoint_in_any_layout():
     """At the start, or where survivors must go back: everybody reads all that it holds."""
     planner = Planner(JOB)
@@ -47,3 +38,40 @@ def test_a_job_may_begin_with_a_checkpoint_in_any_layout():
     for plan in (again, fewer):
         assert transfers(nothing_before(plan), plan) == ()
         assert {load.target for load in loads(nothing_before(plan), plan)} == set(plan.active_ranks)
+
+
+THREE = job_of(tp=1, pp=2, dp=3)
+
+
+def grown(planner: Planner, previous: VerifiedPlan, switch_steps: float = 0.0) -> Grown:
+    """With rank 1 back, half of the iterations before the end."""
+    return planner.after_return(
+        previous,
+        [1],
+        [1],
+        trust=Trust(),
+        patience=Patience(),
+        iteration=50,
+        left=50,
+        switch_steps=switch_steps,
+    )
+
+
+def test_a_job_goes_back_to_a_checkpoint_after_a_rank_came_back():
+    """Who reads everything has nothing to return to."""
+    planner = Planner(THREE)
+    whole = grown(planner, planner.after_loss(planner.initial(), [1], 3)).plan
+    assert whole is not None
+    assert whole.plan.returned == (1,)
+    assert planner.loading(whole, 7).plan.returned == ()
+
+
+def test_the_price_of_a_switch_counts_under_a_new_coordinator():
+    """One that took over has the plan, and not why it was chosen."""
+    planner = Planner(THREE)
+    small = planner.after_loss(planner.initial(), [1], 3)
+    taken_over = VerifiedPlan(small.text, small.plan)
+    for switch_steps in (0.0, 1.0, 1e6):
+        assert grown(planner, taken_over, switch_steps) == grown(planner, small, switch_steps)
+    assert grown(planner, taken_over).plan is not None
+    assert grown(planner, taken_over, 1e6).plan is None
