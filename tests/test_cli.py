@@ -78,17 +78,29 @@ def test_options_are_not_abbreviated(tmp_path):
     assert "unrecognized arguments: --run" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("argv", "named_by"),
-    [(["where"], "RUN"), (["inject", "kill"], "RUN"), (["kill", "--rank", "1"], "--run")],
-)
-def test_without_a_job_it_is_said_how_the_verb_names_one(tmp_path, argv, named_by):
-    """As an argument of its own or with an option."""
+@pytest.mark.parametrize("argv", [["where"], ["inject", "kill"], ["kill", "--rank", "1"]])
+def test_without_a_job_it_is_said_how_the_verb_names_one(tmp_path, argv):
+    """As an argument of its own."""
     done = run(*argv, "--runs-dir", str(tmp_path))
     assert done.returncode == 2
-    assert f"no job runs under {tmp_path}: name the directory of its run with {named_by}, " in (
+    assert f"no job runs under {tmp_path}: name the directory of its run with RUN, " in (
         done.stderr
     )
+
+
+@pytest.mark.parametrize("argv", [["{}"], ["--run", "{}"]])
+def test_kill_takes_a_run_as_the_other_verbs_do_and_as_it_did(tmp_path, argv):
+    """As an argument, or with the option that it once needed."""
+    done = run("kill", "--rank", "1", *(word.format(tmp_path) for word in argv))
+    assert done.returncode == 2
+    assert done.stderr == f"resihp: error: {tmp_path} is not the directory of a running job\n"
+
+
+def test_kill_takes_one_run():
+    """Two of them may be two."""
+    done = run("kill", "a", "--run", "b", "--rank", "1")
+    assert done.returncode == 2
+    assert "leave one of the two out" in done.stderr
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resihp.cli.runs import add_runs_dir, newest_runs
+
 if TYPE_CHECKING:
     import argparse
 
@@ -22,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|DIR",
         help="directory of a run, or of versions (default: the newest run in --runs-dir)",
     )
-    parser.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: runs)"
-    )
+    add_runs_dir(parser)
     parser.add_argument(
         "--verify", action="store_true", help="read all bytes and compare their hashes"
     )
@@ -67,13 +67,13 @@ def _newest_run(runs_dir: Path) -> Path:
     """Raises UserError where there is none."""
     from resihp.errors import UserError
 
-    runs = sorted(runs_dir.glob("*/job.toml"), key=lambda path: path.stat().st_mtime)
+    runs = newest_runs(runs_dir)
     if not runs:
         raise UserError(
             f"no run in {runs_dir}: name the directory of a run or of versions, or say where runs "
             "are with --runs-dir"
         )
-    return runs[-1].parent
+    return runs[-1]
 
 
 def _of_run(run: Path) -> Path:

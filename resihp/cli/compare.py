@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from resihp.cli.runs import newest_runs
+
 __all__ = ["add_arguments", "run"]
 
 
@@ -42,7 +44,7 @@ def _two_runs(given: list[Path]) -> tuple[Path, Path]:
     from resihp.errors import UserError
 
     if not given:
-        given = sorted(Path("runs").glob("*/"), key=lambda path: path.stat().st_mtime)[-2:]
+        given = newest_runs(Path("runs"))[-2:]
         if len(given) < 2:
             raise UserError("there are no two runs under runs/: name a run and its reference")
     if len(given) != 2:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resihp.cli.runs import add_running, running
+
 if TYPE_CHECKING:
+    import argparse
+
     from resihp.config.injection import FaultKind
 
 __all__ = ["add_arguments", "run"]
@@ -26,13 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     from resihp.config.injection import FAULT_KINDS, MOMENTS
 
-    parser.add_argument(
-        "run", type=Path, nargs="?", metavar="RUN", help="(default: the newest running)"
-    )
+    add_running(parser)
     parser.add_argument("kind", metavar="KIND", help=", ".join(FAULT_KINDS))
-    parser.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: runs)"
-    )
     parser.add_argument(
         "--rank",
         type=int,
@@ -64,12 +61,11 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from resihp.config.injection import is_of_a_rank
-    from resihp.monitor.operator import find_run, inject_fault
+    from resihp.monitor.operator import inject_fault
 
     fault = _fault(args)
     rank = 0 if args.rank is None and is_of_a_rank(fault["kind"]) else args.rank
-    run_dir = find_run(args.run, args.runs_dir, named_by="RUN")
-    print(asyncio.run(inject_fault(run_dir, rank, fault)))
+    print(asyncio.run(inject_fault(running(args), rank, fault)))
     return 0
 
 

@@ -1,20 +1,20 @@
-"""`resihp kill --rank N`: SIGKILL one rank of a running job, to see it go on."""
+"""`resihp kill [RUN] --rank N`: SIGKILL one rank of a running job, to see it go on."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from resihp.cli.runs import add_running, running
+
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
+    add_running(parser)
     parser.add_argument("--rank", type=int, required=True, help="whose executor to kill")
-    parser.add_argument("--run", type=Path, help="the run directory (default: the newest running)")
-    parser.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: runs)"
-    )
+    parser.add_argument("--run", type=Path, dest="named", metavar="RUN", help="the same as RUN")
     parser.epilog = "Exit status: 0 killed, 2 wrong use, no such run, or a rank that is not there."
 
 
@@ -22,8 +22,12 @@ def run(args: argparse.Namespace) -> int:
     """Ask the coordinator to kill the rank."""
     import asyncio
 
-    from resihp.monitor.operator import find_run, kill_rank
+    from resihp.errors import UserError
+    from resihp.monitor.operator import kill_rank
 
-    run_dir = find_run(args.run, args.runs_dir, named_by="--run")
-    print(asyncio.run(kill_rank(run_dir, args.rank)))
+    if args.named is not None:
+        if args.run is not None:
+            raise UserError("RUN and --run RUN are the same; leave one of the two out")
+        args.run = args.named
+    print(asyncio.run(kill_rank(running(args), args.rank)))
     return 0

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resihp.cli.runs import add_running, running
+
+if TYPE_CHECKING:
+    import argparse
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
-    parser.add_argument(
-        "run", type=Path, nargs="?", metavar="RUN", help="(default: the newest running)"
-    )
-    parser.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: runs)"
-    )
+    add_running(parser)
     parser.epilog = (
         "Ranks answer while the job runs and while it hangs. Exit status: 0 told, 2 no such run."
     )
@@ -25,9 +24,9 @@ def run(args: argparse.Namespace) -> int:
     """Ask the coordinator and print what it knows."""
     import asyncio
 
-    from resihp.monitor.operator import ask_where, find_run
+    from resihp.monitor.operator import ask_where
     from resihp.monitor.where import report
 
-    run_dir = find_run(args.run, args.runs_dir, named_by="RUN")
+    run_dir = running(args)
     print("\n".join(report(run_dir, asyncio.run(ask_where(run_dir)))))
     return 0

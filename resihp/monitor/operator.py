@@ -20,10 +20,10 @@ __all__ = ["ask_where", "find_run", "inject_fault", "kill_rank"]
 TIMEOUT_S = 10.0
 
 
-def find_run(given: Path | None, runs_dir: Path, *, named_by: str) -> Path:
+def find_run(given: Path | None, runs_dir: Path) -> Path:
     """The run directory that is meant: `given`, or the newest running one under `runs_dir`.
 
-    Raises UserError where none runs; `named_by` is how the command line names one.
+    Raises UserError where none runs.
     """
     if given is not None:
         if not RunDir(given).control_path.exists():
@@ -34,8 +34,8 @@ def find_run(given: Path | None, runs_dir: Path, *, named_by: str) -> Path:
         if _listens(control):
             return control.parent
     raise UserError(
-        f"no job runs under {runs_dir}: name the directory of its run with {named_by}, or where "
-        "runs are with --runs-dir"
+        f"no job runs under {runs_dir}: name the directory of its run with RUN, or where runs are "
+        "with --runs-dir"
     )
 
 
@@ -54,8 +54,6 @@ def _listens(control: Path) -> bool:
 async def kill_rank(run: Path, rank: int) -> str:
     """SIGKILL the executor of `rank`; what the coordinator says. UserError where it refuses."""
     reply = await _ask(run, KillRank(rank=rank))
-    if isinstance(reply, Refused):
-        raise UserError(reply.text)
     assert isinstance(reply, Reply)
     return reply.text
 
@@ -69,21 +67,22 @@ async def inject_fault(run: Path, rank: int | None, fault: Mapping[str, str | in
     reply = await _ask(run, Inject(rank=rank, fault=dict(fault)), may_end=ends_who_answers)
     if reply is None:
         return f"{fault['kind']} has struck: who would have answered is gone"
-    if isinstance(reply, Refused):
-        raise UserError(reply.text)
     assert isinstance(reply, Reply)
     return reply.text
 
 
 async def ask_where(run: Path) -> Positions:
-    """Where the ranks of a running job are."""
+    """Where the ranks of a running job are. UserError where nobody can tell at the moment."""
     reply = await _ask(run, AskWhere())
     assert isinstance(reply, Positions)
     return reply
 
 
 async def _ask(run: Path, request: Message, *, may_end: bool = False) -> Message | None:
-    """The answer. `may_end`: the request may end who answers, and then there is none (None)."""
+    """The answer. UserError where it is a refusal, or nobody answers.
+
+    `may_end`: the request may end who answers, and then there is none (None).
+    """
     is_asked = False
     place = read_place(RunDir(run).control_path)
     if place is None:
@@ -111,4 +110,6 @@ async def _ask(run: Path, request: Message, *, may_end: bool = False) -> Message
         raise UserError(f"the coordinator of {run} does not answer: {why}") from error
     if reply is None and not may_end:
         raise UserError(f"the coordinator of {run} left without an answer")
+    if isinstance(reply, Refused):
+        raise UserError(reply.text)
     return reply
