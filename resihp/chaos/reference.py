@@ -12,9 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["FLOOR", "MARGIN", "Reference", "difference", "reference_of"]
+__all__ = ["FLOOR", "MARGIN", "Reference", "Row", "difference", "reference_of"]
 
 Row = Mapping[str, Any]
+"""Of a file that a run leaves."""
 FLOOR = 1e-6
 """Relative difference of a loss that rounding may make at once."""
 MARGIN = 10.0

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from resihp.chaos.reference import Reference, difference
+from resihp.chaos.reference import Reference, Row, difference
 
 __all__ = ["RunScore", "Score", "judged", "percentile", "total"]
 
 MOST_GROWTH = {"fds": 24, "threads": 12, "rss_mib": 128.0}
 """What a process may have more late in its life than early."""
-
-Row = Mapping[str, Any]
 
 
 class RunScore(msgspec.Struct, frozen=True, kw_only=True):
