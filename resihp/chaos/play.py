@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -183,7 +184,8 @@ class Played:
                 coming = None if chaos.is_enough else next(strikes, None)
                 due_s = time.monotonic() + (coming.after_s if coming else 0.0)
             wait_s = LOOK_S if coming is None else min(LOOK_S, max(0.0, due_s - now_s))
-            await asyncio.wait([asyncio.ensure_future(child.wait())], timeout=max(wait_s, 0.01))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), max(wait_s, 0.01))
 
     async def _inject(self, strike: Strike) -> bool:
         """Whether the fault is on its way: to its rank, or to the next one that is alive."""

@@ -12,6 +12,7 @@ from msgspec import Meta
 from resihp.config.toml import Problem
 
 __all__ = [
+    "DEFAULT_DELAY_S",
     "FAULT_KINDS",
     "MOMENTS",
     "FaultKind",
@@ -46,6 +47,8 @@ FaultKind = Literal[
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 Moment = Literal["vote", "voted", "update", "groups", "state", "joined"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
+DEFAULT_DELAY_S = 0.05
+"""By which a slow link or a late beat is late where nothing else is said."""
 
 
 class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from resihp.config import Injection
+from resihp.config.injection import DEFAULT_DELAY_S
 
 __all__ = ["Conditions", "Fault", "InjectedError", "Lasting", "fault_of"]
 
 EXIT_CODE = 1
 DEFAULT_FACTOR = 2.0
-DEFAULT_DELAY_S = 0.05
 
 
 class InjectedError(Exception):

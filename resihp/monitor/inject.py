@@ -18,12 +18,12 @@ from typing import NamedTuple, Protocol
 from msgspec import ValidationError, convert
 
 from resihp.config import Injection, JobConfig, lasting_kinds
+from resihp.config.injection import DEFAULT_DELAY_S
 from resihp.wire.clock import Clock
 from resihp.wire.messages import Fault, Inject
 
 __all__ = ["BeatFault", "Body", "LateBeats", "LostBeats", "SupervisorFaults", "die", "hang"]
 
-DEFAULT_DELAY_S = 0.05
 DEFAULT_SHARE = 1.0
 HANG_S = 3600.0
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
