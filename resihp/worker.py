@@ -18,11 +18,11 @@ import msgspec
 
 from resihp.config import JobConfig, load, resolved
 from resihp.errors import ConfigError, CoordinatorLost, ResihpError, UserError
+from resihp.monitor.endings import Endings
 from resihp.monitor.exit_barrier import answer_for_lost
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.owner import NodeOwner
 from resihp.monitor.private_file import job_secret
-from resihp.monitor.process import ENDINGS
 from resihp.monitor.rendezvous import (
     Place,
     forget_restarts,
@@ -173,25 +173,13 @@ async def _supervise(
 
 
 def _handle_signals(supervisor: Supervisor, owner: NodeOwner | None) -> None:
-    """The first SIGINT or SIGTERM ends the job in order, the second one at once."""
-    loop = asyncio.get_running_loop()
-    seen: list[signal.Signals] = []
-
-    def stop(number: signal.Signals) -> None:
-        code = 128 + number
-        if seen:
-            supervisor.kill_executor("told to end at once")
-            os._exit(code)
-        seen.append(number)
+    def ask(number: signal.Signals) -> None:
         if owner is not None:
             owner.send(number)
         else:
-            supervisor.ask_stop(f"stopped by {number.name}", code)
+            supervisor.ask_stop(f"stopped by {number.name}", 128 + number)
 
-    for number in ENDINGS:
-        loop.add_signal_handler(number, stop, number)
-    # `resihp train` started us with both blocked, so that none could come too early.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+    Endings(ask, lambda: supervisor.kill_executor("told to end at once"))
 
 
 if __name__ == "__main__":

@@ -48,13 +48,19 @@ class NodeOwner:
             self.lost_nodes = note.lost_nodes
             return note.exit_code
         finally:
-            self._is_left = True
             self._leave()
 
     @property
     def is_over(self) -> bool:
         """Whether the job has ended, perhaps with processes that still have to leave."""
         return self._is_left or self._note.read().exit_code is not None
+
+    @property
+    def run_dir(self) -> str | None:
+        """Of the run, as far as it is known."""
+        if not self._is_left:
+            self._run_dir = self._note.read().run_dir or self._run_dir
+        return self._run_dir
 
     def send(self, number: signal.Signals) -> None:
         """Hand a signal to the monitor, which asks for the end of the job."""
@@ -75,10 +81,10 @@ class NodeOwner:
 
     def _leave(self) -> None:
         self._keeper.send(signal.SIGKILL)
-        run_dir = self._note.read().run_dir or self._run_dir
-        if run_dir is not None:
+        if self.run_dir is not None:
             with contextlib.suppress(OSError):
-                RunDir.control_of(run_dir).unlink(missing_ok=True)
+                RunDir.control_of(self.run_dir).unlink(missing_ok=True)
+        self._is_left = True
         os.close(self._brief_fd)
         os.close(self._note.fd)
         os.close(self._pulse.fd)
