@@ -79,7 +79,6 @@ class NodeServer:
         )
         self._gate = Gate(brief.secret, self._admit, timeout_s=self._timing.handshake_s)
         self._leader: NodeChannel | None = None
-        self._leader_node: int | None = None
         self._turned_away: TurnedAway | None = None
         """The last stranger, until whoever leads is told."""
         self._pulse = Pulse()
@@ -205,7 +204,7 @@ class NodeServer:
 
     # --- whoever leads, or wants to
 
-    async def _serve_candidate(self, channel: NodeChannel, node: int) -> None:
+    async def _serve_candidate(self, channel: NodeChannel) -> None:
         term = 0
         try:
             while (message := await channel.receive()) is not None:
@@ -223,7 +222,7 @@ class NodeServer:
                         is_probe = isinstance(reply, Promise) and reply.is_probe
                         if not is_probe and not isinstance(reply, Superseded):
                             term = reply.term
-                            self._follow(channel, node)
+                            self._follow(channel)
                     case Leads():
                         self._election.watch.heard(message, self._election.promised)
                         if self._leader is channel and self._turned_away is not None:
@@ -237,7 +236,7 @@ class NodeServer:
                         pass  # somebody else was promised a newer term
         finally:
             if self._leader is channel:
-                self._leader = self._leader_node = None
+                self._leader = None
                 self._election.watch.lost_connection()
 
     async def _answer(
@@ -265,12 +264,12 @@ class NodeServer:
         self._update_note(run_dir=run_dir)
         self._supervisors.broadcast(self._welcome())
 
-    def _follow(self, channel: NodeChannel, node: int) -> None:
+    def _follow(self, channel: NodeChannel) -> None:
         if self._leader is channel:
             return
         if self._leader is not None:
             self._leader.close()
-        self._leader, self._leader_node = channel, node
+        self._leader = channel
         self._supervisors.tell_gone()
         if self._stop_asked is not None:
             channel.send(self._stop_asked)
@@ -332,7 +331,7 @@ class NodeServer:
                 case "operator":
                     await self._operators.serve(Channel(reader, writer, seals), self._leader)
                 case "coordinator":
-                    await self._serve_candidate(NodeChannel(reader, writer, seals), identity.rank)
+                    await self._serve_candidate(NodeChannel(reader, writer, seals))
                 case _:
                     channel = Channel(reader, writer, seals)
                     await self._supervisors.serve(identity.rank, channel, self._greeting())
