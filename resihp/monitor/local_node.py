@@ -56,7 +56,10 @@ class LocalNode:
 
         ResihpError where its monitor cannot be kept alive.
         """
-        keeping = [asyncio.create_task(keeper.run()) for keeper in self._supervisors]
+        keeping = [
+            asyncio.create_task(keeper.run(lambda: self._owner.is_over, max_quick_ends=None))
+            for keeper in self._supervisors
+        ]
         try:
             return await self._owner.run()
         finally:
@@ -93,13 +96,7 @@ class LocalNode:
             num_starts += 1
             return self._start_supervisor(rank, was_restarted=num_starts > 1)
 
-        return Keeper(
-            f"the supervisor of rank {rank}",
-            start,
-            lambda _: self._owner.is_over,
-            self._timing,
-            max_quick_ends=None,
-        )
+        return Keeper(f"the supervisor of rank {rank}", start, self._timing)
 
     def _start_supervisor(self, rank: int, *, was_restarted: bool) -> Child:
         num_local = len(self._ranks)

@@ -32,9 +32,7 @@ class NodeOwner:
         self._listener = listener
         self._run_dir = brief.run_dir
         self._pulse = Pulse()
-        self._keeper = Keeper(
-            "the monitor of this node", self._start, self._has_ended, timing, pulse=self._pulse
-        )
+        self._keeper = Keeper("the monitor of this node", self._start, timing, pulse=self._pulse)
         self._is_left = False
         self.lost_nodes: tuple[int, ...] = ()
         """Nodes that were given up, once `run` has returned."""
@@ -42,7 +40,7 @@ class NodeOwner:
     async def run(self) -> int:
         """Serve until the job is over. ResihpError where no monitor stays alive."""
         try:
-            await self._keeper.run()
+            await self._keeper.run(lambda: self.is_over)
             note = self._note.read()
             assert note.exit_code is not None
             self.lost_nodes = note.lost_nodes
@@ -75,9 +73,6 @@ class NodeOwner:
             new_session=True,
             block_signals=True,
         )
-
-    def _has_ended(self, _: int) -> bool:
-        return self.is_over
 
     def _leave(self) -> None:
         self._keeper.send(signal.SIGKILL)

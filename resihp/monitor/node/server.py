@@ -15,7 +15,7 @@ from pathlib import Path
 
 from resihp.errors import AuthError
 from resihp.monitor.inject import die, hang
-from resihp.monitor.keeper import QUICK_S, Keeper, pause_s
+from resihp.monitor.keeper import MAX_QUICK_ENDS, Keeper
 from resihp.monitor.node.brief import Brief, Note, NoteFile
 from resihp.monitor.node.election import Election
 from resihp.monitor.node.operators import Operators
@@ -51,8 +51,6 @@ DEPOSED = 3
 """Exit code of a coordinator that gave up its lead, or did not get it."""
 HOPELESS = 5
 """Of one that found that nobody will ever lead again: too many nodes are gone for good."""
-MAX_QUICK_ENDS = 5
-"""How often in a row a coordinator of ours may break within `QUICK_S` of its start."""
 
 
 class NodeServer:
@@ -85,7 +83,6 @@ class NodeServer:
         self._coordinator = Keeper(
             "the coordinator",
             self._start_coordinator,
-            lambda _: True,
             self._timing,
             pulse=self._pulse,
         )
@@ -165,29 +162,26 @@ class NodeServer:
 
     async def _lead(self) -> None:
         """Start coordinators whenever nobody leads, until the job is over."""
-        num_broken = 0
         is_wanted = self._is_wanted()
         while not self._ended.is_set():
             if not is_wanted:
                 await asyncio.sleep(self._timing.beat_s)
                 is_wanted = self._is_wanted()
                 continue
-            began_s = self._clock.now_s()
             code = await self._coordinator.run_one()
             if code == DEPOSED:
-                num_broken, is_wanted = 0, False
+                self._coordinator.num_quick, is_wanted = 0, False
                 continue
             if code == HOPELESS and not self._ended.is_set():
                 self._give_up(self._no_quorum())
                 return
             # It led, or was about to, and nobody else knows yet that it is gone.
             is_wanted = True
-            is_quick = self._clock.now_s() - began_s < QUICK_S or self._coordinator.has_hung
-            num_broken = num_broken + 1 if is_quick else 0
+            num_broken = self._coordinator.num_quick
             if num_broken > MAX_QUICK_ENDS and not self._ended.is_set():
                 often = f"{num_broken} times in a row, at last with {code}"
                 self._give_up(f"the coordinator ended {often}")
-            await asyncio.sleep(pause_s(num_broken))
+            await self._coordinator.pause()
 
     def _is_wanted(self) -> bool:
         return self._election.is_open and self._election.watch.wants_leader(self._clock.now_s())
