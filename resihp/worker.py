@@ -28,16 +28,16 @@ from resihp.monitor.rendezvous import (
     forget_restarts,
     inherited,
     inherited_from_launcher,
-    listen,
     read_place,
     rendezvous_path,
     write_place,
 )
 from resihp.monitor.run_dir import announce_run
 from resihp.monitor.supervisor import Supervisor
-from resihp.wire.address import address_of
+from resihp.wire.address import LOOPBACK, address_of, listen_at
 from resihp.wire.auth import new_secret
 from resihp.wire.clock import MonotonicClock
+from resihp.wire.console import complain
 from resihp.wire.timing import Timing
 
 __all__ = ["main"]
@@ -65,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CoordinatorLost as error:
         if inherited_from_launcher(os.environ):
             return error.exit_code  # `resihp train` says it once for all ranks
-        print(f"resihp: error: rank {rank}: {error}", file=sys.stderr)
+        complain(f"resihp: error: rank {rank}: {error}")
         return error.exit_code
     except ResihpError as error:
-        print(f"resihp: error: {error}", file=sys.stderr)
+        complain(f"resihp: error: {error}")
         return error.exit_code
 
 
@@ -120,7 +120,8 @@ async def _run(job: JobConfig, rank: int) -> int:
     is_return = len(nodes) > 1 and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if not _is_first_here(os.environ, rank):
         return await _supervise(job, rank, path, None, is_return)
-    with listen(nodes[node], job.network.port or 0) if nodes else listen() as listener:
+    host, port = _addresses(job)[node] if nodes else (LOOPBACK, 0)
+    with listen_at(host, port) as listener:
         here = address_of(listener)
         place = Place(here.port, job_secret(job) if nodes else new_secret(), here.host)
         forget_restarts(path, os.environ)

@@ -21,9 +21,8 @@ from resihp.monitor.endings import Endings
 from resihp.monitor.local_node import LocalNode, remove_left, run_until_signal
 from resihp.monitor.node.brief import Brief, brief_file
 from resihp.monitor.process import Child
-from resihp.monitor.rendezvous import listen
 from resihp.monitor.run_dir import RunDir, announce_run
-from resihp.wire.address import LOOPBACK, address_of
+from resihp.wire.address import LOOPBACK, address_of, listen_at
 from resihp.wire.auth import new_secret
 from resihp.wire.console import complain
 from resihp.wire.timing import Timing
@@ -62,7 +61,7 @@ class Launcher:
         Raises ResihpError where a node's monitor cannot be kept alive.
         """
         run_dir = announce_run(self._job)
-        listeners = [listen(_host(node)) for node in range(self._num_nodes)]
+        listeners = [listen_at(_host(node)) for node in range(self._num_nodes)]
         briefs = self._briefs(listeners, run_dir)
         if len(briefs) == 1:
             with listeners[0] as listener:
