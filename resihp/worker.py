@@ -168,9 +168,21 @@ async def _supervise(
                 await asyncio.sleep(PLACE_POLL_S)
 
     _handle_signals(supervisor, owner)
-    owning = None if owner is None else asyncio.create_task(owner.run())
-    code = await supervisor.run(find_place)
-    return code if owning is None else await owning
+    if owner is None:
+        return await supervisor.run(find_place)
+    serving = asyncio.create_task(supervisor.run(find_place))
+    owning = asyncio.create_task(owner.run())
+    try:
+        await asyncio.wait([serving, owning], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        return await owning
+    finally:
+        # Whichever ended first: the other one ends by itself, or is ended.
+        await asyncio.wait([serving], timeout=2 * timing.grace_s)
+        for task in (serving, owning):
+            task.cancel()
+        await asyncio.gather(serving, owning, return_exceptions=True)
 
 
 def _handle_signals(supervisor: Supervisor, owner: NodeOwner | None) -> None:

@@ -52,6 +52,28 @@ def test_a_journal_that_cannot_be_written_ends_the_job_at_the_next_loss(
     assert run.text.count("resihp: warning: node 0 has no vote") == 1
 
 
+@pytest.mark.parametrize("is_owned_by_worker", [False, True])
+def test_a_damaged_journal_ends_the_node(
+    is_owned_by_worker: bool, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A monitor that finds it so has forgotten what it promised: one sentence, no other."""
+    job = Job(steps=5000, tp=1, pp=1, dp=1).write(tmp_path, corpus)
+    command = train_command(job)
+    if is_owned_by_worker:  # as under torchrun
+        for name, number in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+            monkeypatch.setenv(name, number)
+        command = [sys.executable, "-m", "resihp.worker", str(job)]
+    with running(command, tmp_path) as run:
+        run.read_to_step(2)
+        journal = run.dir / "journal" / "node0"
+        journal.write_bytes(b"what nobody wrote")
+        os.kill(run.pid_of("resihp.monitor.node"), signal.SIGKILL)
+        assert run.finish() == 1
+    assert "Traceback" not in run.text
+    errors = [line for line in run.text.splitlines() if line.startswith("resihp: error:")]
+    assert errors == [f"resihp: error: the journal {journal} is damaged: its hash is another"]
+
+
 @pytest.mark.parametrize(("options", "hosts"), [((), (1,)), (("--nodes", "2"), (1, 2))])
 def test_a_second_signal_ends_it_at_once(
     options: tuple[str, ...], hosts: tuple[int, ...], tmp_path: Path, corpus: Path
