@@ -18,26 +18,26 @@ import msgspec
 
 from resihp.config import JobConfig, load, resolved
 from resihp.errors import ConfigError, CoordinatorLost, ResihpError, UserError
+from resihp.monitor.endings import Endings
 from resihp.monitor.exit_barrier import answer_for_lost
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.owner import NodeOwner
 from resihp.monitor.private_file import job_secret
-from resihp.monitor.process import ENDINGS
 from resihp.monitor.rendezvous import (
     Place,
     forget_restarts,
     inherited,
     inherited_from_launcher,
-    listen,
     read_place,
     rendezvous_path,
     write_place,
 )
 from resihp.monitor.run_dir import announce_run
 from resihp.monitor.supervisor import Supervisor
-from resihp.wire.address import address_of
+from resihp.wire.address import LOOPBACK, address_of, listen_at
 from resihp.wire.auth import new_secret
 from resihp.wire.clock import MonotonicClock
+from resihp.wire.console import complain
 from resihp.wire.timing import Timing
 
 __all__ = ["main"]
@@ -65,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CoordinatorLost as error:
         if inherited_from_launcher(os.environ):
             return error.exit_code  # `resihp train` says it once for all ranks
-        print(f"resihp: error: rank {rank}: {error}", file=sys.stderr)
+        complain(f"resihp: error: rank {rank}: {error}")
         return error.exit_code
     except ResihpError as error:
-        print(f"resihp: error: {error}", file=sys.stderr)
+        complain(f"resihp: error: {error}")
         return error.exit_code
 
 
@@ -120,7 +120,8 @@ async def _run(job: JobConfig, rank: int) -> int:
     is_return = len(nodes) > 1 and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if not _is_first_here(os.environ, rank):
         return await _supervise(job, rank, path, None, is_return)
-    with listen(nodes[node], job.network.port or 0) if nodes else listen() as listener:
+    host, port = _addresses(job)[node] if nodes else (LOOPBACK, 0)
+    with listen_at(host, port) as listener:
         here = address_of(listener)
         place = Place(here.port, job_secret(job) if nodes else new_secret(), here.host)
         forget_restarts(path, os.environ)
@@ -167,31 +168,31 @@ async def _supervise(
                 await asyncio.sleep(PLACE_POLL_S)
 
     _handle_signals(supervisor, owner)
-    owning = None if owner is None else asyncio.create_task(owner.run())
-    code = await supervisor.run(find_place)
-    return code if owning is None else await owning
+    if owner is None:
+        return await supervisor.run(find_place)
+    serving = asyncio.create_task(supervisor.run(find_place))
+    owning = asyncio.create_task(owner.run())
+    try:
+        await asyncio.wait([serving, owning], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        return await owning
+    finally:
+        # Whichever ended first: the other one ends by itself, or is ended.
+        await asyncio.wait([serving], timeout=2 * timing.grace_s)
+        for task in (serving, owning):
+            task.cancel()
+        await asyncio.gather(serving, owning, return_exceptions=True)
 
 
 def _handle_signals(supervisor: Supervisor, owner: NodeOwner | None) -> None:
-    """The first SIGINT or SIGTERM ends the job in order, the second one at once."""
-    loop = asyncio.get_running_loop()
-    seen: list[signal.Signals] = []
-
-    def stop(number: signal.Signals) -> None:
-        code = 128 + number
-        if seen:
-            supervisor.kill_executor("told to end at once")
-            os._exit(code)
-        seen.append(number)
+    def ask(number: signal.Signals) -> None:
         if owner is not None:
             owner.send(number)
         else:
-            supervisor.ask_stop(f"stopped by {number.name}", code)
+            supervisor.ask_stop(f"stopped by {number.name}", 128 + number)
 
-    for number in ENDINGS:
-        loop.add_signal_handler(number, stop, number)
-    # `resihp train` started us with both blocked, so that none could come too early.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+    Endings(ask, lambda: supervisor.kill_executor("told to end at once"))
 
 
 if __name__ == "__main__":

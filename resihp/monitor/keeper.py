@@ -12,11 +12,12 @@ from resihp.monitor.pulse import Pulse, Silence, vitals
 from resihp.wire.console import complain
 from resihp.wire.timing import Timing
 
-__all__ = ["Keeper", "pause_s"]
+__all__ = ["MAX_QUICK_ENDS", "Keeper", "pause_s"]
 
 QUICK_S = 10.0
 """A process that ends sooner after its start than this ended quickly."""
 MAX_QUICK_ENDS = 5
+"""How often in a row a process may end so before it is given up."""
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 
@@ -35,45 +36,40 @@ class Keeper:
         self,
         what: str,
         start: Callable[[], Child],
-        is_over: Callable[[int], bool],
         timing: Timing,
         *,
-        max_quick_ends: int | None = MAX_QUICK_ENDS,
         pulse: Pulse | None = None,
     ) -> None:
-        """`start` makes the next process, `is_over` says whether an exit code is the last one's.
-
-        After `max_quick_ends` quick ends in a row the keeper gives up (None: never). `pulse`: where
-        the process counts, which is killed when it hangs; that is a quick end, too.
-        """
+        """`start` makes the next process. `pulse`: where it counts; it is killed when it hangs,
+        and that is a quick end, too."""
         self._what = what
         self._start = start
-        self._is_over = is_over
         self._timing = timing
-        self._max_quick_ends = max_quick_ends
         self._pulse = pulse
-        self.has_hung = False
+        self._has_hung = False
         """The last process was killed because it hung."""
+        self.num_quick = 0
+        """How often in a row a process ended quickly."""
         self.child: Child | None = None
         """The process that runs now, or the last one."""
 
-    async def run(self) -> int:
-        """The last exit code. ResihpError where the process does not stay alive."""
-        num_quick = 0
-        clock = asyncio.get_running_loop().time
+    async def run(
+        self, is_over: Callable[[], bool], *, max_quick_ends: int | None = MAX_QUICK_ENDS
+    ) -> None:
+        """Until a process has ended and `is_over`.
+
+        ResihpError after more than `max_quick_ends` quick ends in a row (None: never).
+        """
         while True:
-            began_s = clock()
             code = await self.run_one()
-            if self._is_over(code):
-                return code
-            is_quick = clock() - began_s < QUICK_S or self.has_hung
-            num_quick = num_quick + 1 if is_quick else 0
-            if self._max_quick_ends is not None and num_quick > self._max_quick_ends:
+            if is_over():
+                return
+            if max_quick_ends is not None and self.num_quick > max_quick_ends:
                 raise ResihpError(
-                    f"{self._what} ended {num_quick} times within {QUICK_S:.0f} s of its start, or "
-                    f"hung, the last time with exit code {code}"
+                    f"{self._what} ended {self.num_quick} times within {QUICK_S:.0f} s of its "
+                    f"start, or hung, the last time with exit code {code}"
                 )
-            await asyncio.sleep(pause_s(num_quick))
+            await self.pause()
 
     def send(self, number: signal.Signals) -> None:
         """Signal the process that runs now."""
@@ -82,16 +78,25 @@ class Keeper:
 
     async def run_one(self) -> int:
         """Start one process; its exit code."""
-        self.has_hung = False
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        self._has_hung = False
         self.child = self._start()
         watching = [asyncio.create_task(self._kill_when_stopped(self.child))]
         if self._pulse is not None:
             watching.append(asyncio.create_task(self._kill_when_hung(self.child, self._pulse)))
         try:
-            return await self.child.wait()
+            code = await self.child.wait()
         finally:
             for task in watching:
                 task.cancel()
+        is_quick = clock() - began_s < QUICK_S or self._has_hung
+        self.num_quick = self.num_quick + 1 if is_quick else 0
+        return code
+
+    async def pause(self) -> None:
+        """Wait before the next process, the longer the more often one ended quickly."""
+        await asyncio.sleep(pause_s(self.num_quick))
 
     async def _kill_when_stopped(self, child: Child) -> None:
         """A process that the kernel shows as stopped serves nobody, and another one would."""
@@ -117,6 +122,6 @@ class Keeper:
             why = silence.look(clock(), vitals(child.pid, pulse))
             if why:
                 complain(f"resihp: {self._what} {why}: killed")
-                self.has_hung = True
+                self._has_hung = True
                 child.send(signal.SIGKILL)
                 return

@@ -17,12 +17,12 @@ import msgspec
 
 from resihp.config import JobConfig, resolved
 from resihp.errors import ConfigError
-from resihp.monitor.local_node import LocalNode, run_until_signal
+from resihp.monitor.endings import Endings
+from resihp.monitor.local_node import LocalNode, remove_left, run_until_signal
 from resihp.monitor.node.brief import Brief, brief_file
-from resihp.monitor.process import ENDINGS, Child
-from resihp.monitor.rendezvous import listen
+from resihp.monitor.process import Child
 from resihp.monitor.run_dir import RunDir, announce_run
-from resihp.wire.address import LOOPBACK, address_of
+from resihp.wire.address import LOOPBACK, address_of, listen_at
 from resihp.wire.auth import new_secret
 from resihp.wire.console import complain
 from resihp.wire.timing import Timing
@@ -61,7 +61,7 @@ class Launcher:
         Raises ResihpError where a node's monitor cannot be kept alive.
         """
         run_dir = announce_run(self._job)
-        listeners = [listen(_host(node)) for node in range(self._num_nodes)]
+        listeners = [listen_at(_host(node)) for node in range(self._num_nodes)]
         briefs = self._briefs(listeners, run_dir)
         if len(briefs) == 1:
             with listeners[0] as listener:
@@ -101,8 +101,9 @@ class _Nodes:
         run_dir: RunDir,
         timing: Timing,
     ) -> None:
-        self._timing = timing
-        self._signal: signal.Signals | None = None
+        self._run_dir = run_dir
+        self._hosts = [address_of(listener).host for listener in listeners]
+        self._grace_s = timing.grace_s
         self._children: list[Child] = []
         for brief, listener in zip(briefs, listeners, strict=True):
             brief_fd = brief_file(brief)
@@ -123,12 +124,10 @@ class _Nodes:
 
     async def run(self) -> int:
         """Until all have ended; the exit code of the first that was not killed, or 1."""
-        loop = asyncio.get_running_loop()
-        for number in ENDINGS:
-            loop.add_signal_handler(number, self._on_signal, number)
+        endings = Endings(self._send, self._kill)
         codes = await asyncio.gather(*(child.wait() for child in self._children))
-        if self._signal is not None:
-            return 128 + self._signal
+        if endings.first is not None:
+            return endings.code(1)
         ended = [code for code in codes if code >= 0]
         if not ended:
             how = signal.Signals(-codes[0]).name
@@ -136,11 +135,10 @@ class _Nodes:
             return 1
         return ended[0]
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self._signal is not None:
-            for child in self._children:
-                child.send(signal.SIGKILL)
-            os._exit(128 + number)
-        self._signal = number
+    def _send(self, number: signal.Signals) -> None:
         for child in self._children:
             child.send(number)
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+        remove_left(self._run_dir.path, self._hosts, self._grace_s)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from resihp.monitor.process import stat_of
 from resihp.wire.address import Address
 
 __all__ = ["JobProcess", "Listener", "job_processes", "listeners_of", "parse_table"]
@@ -102,8 +103,8 @@ def _job_process(folder: Path) -> Iterator[JobProcess]:
         return
     if module == "resihp" and "train" not in arguments:
         return
-    stat = (folder / "stat").read_text(encoding="ascii", errors="replace")
-    yield JobProcess(int(folder.name), int(stat.rpartition(")")[2].split()[1]), module)
+    pid = int(folder.name)
+    yield JobProcess(pid, stat_of(pid).parent, module)
 
 
 def _module(arguments: list[str]) -> str | None:

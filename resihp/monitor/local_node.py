@@ -8,23 +8,28 @@ are inherited descriptors.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from resihp.errors import ResihpError
+from resihp.monitor.endings import Endings
 from resihp.monitor.keeper import Keeper
 from resihp.monitor.node.brief import Brief, read_brief
 from resihp.monitor.node.owner import NodeOwner
-from resihp.monitor.process import ENDINGS, Child
+from resihp.monitor.process import Child
 from resihp.monitor.rendezvous import HOST, PORT, RESTARTED, SECRET_FD, secret_file
+from resihp.monitor.run_dir import RunDir
 from resihp.wire.address import address_of
 from resihp.wire.console import complain
+from resihp.wire.shared_memory import remove_once_unheld, shared_path
 from resihp.wire.timing import Timing
 
-__all__ = ["LocalNode", "run_until_signal"]
+__all__ = ["LocalNode", "remove_left", "run_until_signal"]
 
 
 class LocalNode:
@@ -51,7 +56,10 @@ class LocalNode:
 
         ResihpError where its monitor cannot be kept alive.
         """
-        keeping = [asyncio.create_task(keeper.run()) for keeper in self._supervisors]
+        keeping = [
+            asyncio.create_task(keeper.run(lambda: self._owner.is_over, max_quick_ends=None))
+            for keeper in self._supervisors
+        ]
         try:
             return await self._owner.run()
         finally:
@@ -61,6 +69,7 @@ class LocalNode:
             for task in keeping:
                 task.cancel()
             await asyncio.gather(*keeping, return_exceptions=True)
+            await asyncio.to_thread(self._remove_left)
             os.close(self._secret_fd)
 
     def ask_stop(self, number: signal.Signals) -> None:
@@ -68,10 +77,16 @@ class LocalNode:
         self._owner.send(number)
 
     def kill(self) -> None:
-        """SIGKILL everything, now."""
+        """SIGKILL everything, now, and remove what it leaves; blocks until that is free."""
         self._owner.send(signal.SIGKILL)
         for keeper in self._supervisors:
             keeper.send(signal.SIGKILL)
+        self._remove_left()
+
+    def _remove_left(self) -> None:
+        """Where processes had to be killed; there is nothing where they ended in order."""
+        if self._owner.run_dir is not None:
+            remove_left(Path(self._owner.run_dir), [self._place.host], self._timing.grace_s)
 
     def _keeper(self, rank: int) -> Keeper:
         num_starts = 0
@@ -81,13 +96,7 @@ class LocalNode:
             num_starts += 1
             return self._start_supervisor(rank, was_restarted=num_starts > 1)
 
-        return Keeper(
-            f"the supervisor of rank {rank}",
-            start,
-            lambda _: self._owner.is_over,
-            self._timing,
-            max_quick_ends=None,
-        )
+        return Keeper(f"the supervisor of rank {rank}", start, self._timing)
 
     def _start_supervisor(self, rank: int, *, was_restarted: bool) -> Child:
         num_local = len(self._ranks)
@@ -108,26 +117,26 @@ class LocalNode:
 
 
 async def run_until_signal(node: LocalNode) -> int:
-    """Run a node; the first SIGINT or SIGTERM ends the job in order, the second one at once."""
+    """Run a node; a signal ends the job in order, a second one or too long a wait at once."""
     loop = asyncio.get_running_loop()
-    seen: list[signal.Signals] = []
 
-    def end(number: signal.Signals) -> None:
-        node.kill()
-        os._exit(128 + number)
-
-    def stop(number: signal.Signals) -> None:
-        if seen:
-            end(number)
-        seen.append(number)
+    def ask(number: signal.Signals) -> None:
         node.ask_stop(number)
-        loop.call_later(node.grace_s, end, number)
+        loop.call_later(node.grace_s, endings.end)
 
-    for number in ENDINGS:
-        loop.add_signal_handler(number, stop, number)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
-    code = await node.run()
-    return 128 + seen[0] if seen else code
+    endings = Endings(ask, node.kill)
+    return endings.code(await node.run())
+
+
+def remove_left(run_dir: Path, hosts: Iterable[str], within_s: float) -> None:
+    """Remove what processes of a run at `hosts` of this machine left that were just killed.
+
+    Blocks until they let go of it, for each host at most `within_s`.
+    """
+    with contextlib.suppress(OSError):
+        RunDir.control_of(run_dir).unlink(missing_ok=True)
+    for host in hosts:
+        remove_once_unheld(shared_path(run_dir.name, host), within_s)
 
 
 def main(listen_fd: int, brief_fd: int, job_path: str) -> int:

@@ -13,9 +13,9 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
-__all__ = ["ENDINGS", "Child", "ProcessHandle", "die_with_parent", "is_stopped"]
+__all__ = ["ENDINGS", "Child", "ProcessHandle", "Stat", "die_with_parent", "is_stopped", "stat_of"]
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask a job to end in order."""
@@ -38,13 +38,29 @@ def _prepare_child(parent_pid: int, *, block_signals: bool) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK if block_signals else signal.SIG_UNBLOCK, ENDINGS)
 
 
+class Stat(NamedTuple):
+    """What the kernel says of a process."""
+
+    state: str
+    """One letter."""
+    parent: int
+    cpu_ticks: int
+    """Processor time that it used, in ticks of the kernel."""
+
+
+def stat_of(pid: int) -> Stat:
+    """Of a process that was not reaped yet; OSError where it was."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    fields = stat.rpartition(")")[2].split()
+    return Stat(fields[0], int(fields[1]), int(fields[11]) + int(fields[12]))
+
+
 def is_stopped(pid: int) -> bool:
     """Whether the kernel shows the process as stopped (SIGSTOP) or being traced."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        return stat_of(pid).state in ("T", "t")
     except OSError:
         return False  # gone: its end is reported by its pidfd
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 class ProcessHandle:

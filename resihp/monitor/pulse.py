@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from typing import NamedTuple
 
+from resihp.monitor.process import stat_of
 from resihp.wire.timing import Timing
 
 __all__ = ["Pulse", "Silence", "Vitals", "vitals"]
@@ -49,9 +49,8 @@ class Vitals(NamedTuple):
 
 def vitals(pid: int, pulse: Pulse) -> Vitals:
     """Of a child that was not reaped yet."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    fields = stat.rpartition(")")[2].split()
-    return Vitals(pulse.count, int(fields[11]) + int(fields[12]), fields[0] == "R")
+    stat = stat_of(pid)
+    return Vitals(pulse.count, stat.cpu_ticks, stat.state == "R")
 
 
 class Silence:

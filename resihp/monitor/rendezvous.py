@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 
 from resihp.errors import AuthError, UserError
 from resihp.monitor.private_file import read_private
-from resihp.wire.address import LOOPBACK, listen_at
+from resihp.wire.address import LOOPBACK
 from resihp.wire.auth import SECRET_BYTES, masked_repr
 
 __all__ = [
@@ -28,8 +27,8 @@ __all__ = [
     "forget_restarts",
     "inherited",
     "inherited_from_launcher",
-    "listen",
     "read_place",
+    "rendezvous_folder",
     "rendezvous_path",
     "secret_file",
     "write_place",
@@ -63,11 +62,6 @@ class Rendezvous(msgspec.Struct, frozen=True):
     """It takes the place of one that died."""
 
 
-def listen(host: str = LOOPBACK, port: int = 0) -> socket.socket:
-    """The listening socket of a node, on a free port where none is named; see `listen_at`."""
-    return listen_at(host, port)
-
-
 def secret_file(secret: bytes) -> int:
     """An anonymous file with the secret, to be inherited by the supervisors."""
     fd = os.memfd_create("resihp-secret", 0)
@@ -91,12 +85,16 @@ def inherited(env: Mapping[str, str]) -> Rendezvous | None:
     return Rendezvous(place, RESTARTED in env)
 
 
+def rendezvous_folder(env: Mapping[str, str]) -> Path:
+    """Where the workers of the torchrun agents of this user find each other."""
+    return Path(env.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+
+
 def rendezvous_path(env: Mapping[str, str], parent_pid: int) -> Path:
     """The file that the workers of one torchrun agent share; no two agents have the same."""
-    folder = Path(env.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     run = "".join(c for c in env.get("TORCHELASTIC_RUN_ID", "") if c.isalnum() or c in "-_")[:64]
     restart = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return folder / f"resihp-{os.getuid()}-{parent_pid}-{run}-{restart}"
+    return rendezvous_folder(env) / f"resihp-{os.getuid()}-{parent_pid}-{run}-{restart}"
 
 
 def forget_restarts(path: Path, env: Mapping[str, str]) -> None:
@@ -131,7 +129,7 @@ def write_place(path: Path, place: Place) -> None:
 
 
 def read_place(path: Path) -> Place | None:
-    """What `publish` wrote, None where it is not there yet. AuthError: not a private file."""
+    """What `write_place` wrote, None where it is not there yet. AuthError: not a private file."""
     content = read_private(path, limit_bytes=MAX_PLACE_BYTES)
     if content is None:
         return None

@@ -186,9 +186,13 @@ class Supervisor:
         notice_silence(writer.get_extra_info("socket"), self._timing.handshake_s)
         self._host = place.host
         channel = Channel(reader, writer, seals)
-        has_executor = self._executor is not None or not self._waits
-        channel.send(Hello(pid=os.getpid(), has_executor=has_executor))
+        channel.send(Hello(pid=os.getpid(), has_executor=self._has_executor))
         return channel
+
+    @property
+    def _has_executor(self) -> bool:
+        """Whether there is one, or will be without an order."""
+        return self._executor is not None or not self._waits
 
     # --- what it is told
 
@@ -207,8 +211,7 @@ class Supervisor:
                 case Respawn():
                     await self._start_executor()
                 case Resend() as again:
-                    has_executor = self._executor is not None or not self._waits
-                    channel.send(Resent(has_executor=has_executor))
+                    channel.send(Resent(has_executor=self._has_executor))
                     for message in self._replay.messages(again.from_step):
                         channel.send(message)
                 case _:

@@ -13,16 +13,26 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from resihp.errors import UserError
 from resihp.wire.address import LOOPBACK
 
-__all__ = ["SHM", "KeptDir", "SharedDir", "remove_unheld", "shared_path", "stale_dirs"]
+__all__ = [
+    "SHM",
+    "KeptDir",
+    "SharedDir",
+    "remove_once_unheld",
+    "remove_unheld",
+    "shared_path",
+    "stale_dirs",
+]
 
 SHM = Path("/dev/shm")
 """Where Linux keeps files in memory."""
+_POLL_S = 0.01
 _LOCK = "lock"
 
 
@@ -118,6 +128,16 @@ class KeptDir:
 def remove_unheld(path: Path) -> bool:
     """Remove a directory that nobody holds, as the last one would have; whether it was one."""
     return _unheld(path, clean=True)
+
+
+def remove_once_unheld(path: Path, within_s: float) -> None:
+    """Remove a directory whose holders were just killed: they are gone within moments.
+
+    Blocks for at most `within_s`; what somebody holds even then is left.
+    """
+    until_s = time.monotonic() + within_s
+    while path.exists() and not remove_unheld(path) and time.monotonic() < until_s:
+        time.sleep(_POLL_S)
 
 
 def stale_dirs(root: Path = SHM, *, clean: bool = False) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resihp.wire.shared_memory import remove_unheld, shared_path
+from resihp.wire.shared_memory import remove_once_unheld, shared_path
 
 DEADLINE_S = 50.0
 TAG = "RESIHP_TEST"
@@ -247,7 +247,7 @@ def running(command: Sequence[str], folder: Path) -> Iterator[Run]:
         process.stdout.close()
         if process.returncode < 0:  # a launcher that was killed leaves what the doctor removes
             for made in run.runs_dir.glob("*"):
-                remove_unheld(shared_path(made.name))
+                remove_once_unheld(shared_path(made.name), DEADLINE_S)
     assert not left, f"processes left behind: {left}\n{run.text}"
 
 

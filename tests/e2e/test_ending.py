@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from jobs import Job, complete, descendants, running, train_command, wait_gone
 
+from resihp.wire.shared_memory import shared_path
+
 pytestmark = pytest.mark.timeout(120)
 
 PAIR = Job(steps=500, tp=1, pp=1, dp=2)
@@ -50,17 +52,46 @@ def test_a_journal_that_cannot_be_written_ends_the_job_at_the_next_loss(
     assert run.text.count("resihp: warning: node 0 has no vote") == 1
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path, corpus: Path) -> None:
-    """Two times Ctrl-C: 130, and the kernel has taken everything with it."""
-    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+@pytest.mark.parametrize("is_owned_by_worker", [False, True])
+def test_a_damaged_journal_ends_the_node(
+    is_owned_by_worker: bool, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A monitor that finds it so has forgotten what it promised: one sentence, no other."""
+    job = Job(steps=5000, tp=1, pp=1, dp=1).write(tmp_path, corpus)
+    command = train_command(job)
+    if is_owned_by_worker:  # as under torchrun
+        for name, number in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+            monkeypatch.setenv(name, number)
+        command = [sys.executable, "-m", "resihp.worker", str(job)]
+    with running(command, tmp_path) as run:
+        run.read_to_step(2)
+        journal = run.dir / "journal" / "node0"
+        journal.write_bytes(b"what nobody wrote")
+        os.kill(run.pid_of("resihp.monitor.node"), signal.SIGKILL)
+        assert run.finish() == 1
+    assert "Traceback" not in run.text
+    errors = [line for line in run.text.splitlines() if line.startswith("resihp: error:")]
+    assert errors == [f"resihp: error: the journal {journal} is damaged: its hash is another"]
+
+
+@pytest.mark.parametrize(("options", "hosts"), [((), (1,)), (("--nodes", "2"), (1, 2))])
+def test_a_second_signal_ends_it_at_once(
+    options: tuple[str, ...], hosts: tuple[int, ...], tmp_path: Path, corpus: Path
+) -> None:
+    """Two times Ctrl-C: 130, the kernel has taken everything with it, and no file is left."""
+    command = train_command(PAIR.write(tmp_path, corpus), *options)
+    with running(command, tmp_path) as run:
         run.read_to_step(2)
         family = descendants(run.process.pid)
         # Stopped supervisors cannot end in order, so only the second signal can end the job.
         for rank in range(2):
             os.kill(run.supervisor_pid(rank), signal.SIGSTOP)
+        snapshots = [shared_path(run.dir.name, f"127.0.0.{host}") for host in hosts]
+        assert all(path.exists() for path in snapshots)
         run.process.send_signal(signal.SIGINT)
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 130
+        assert not [path for path in (*snapshots, run.dir / "control") if path.exists()]
         assert not wait_gone(family)
 
 

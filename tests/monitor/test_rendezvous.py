@@ -13,19 +13,18 @@ import pytest
 
 from resihp.errors import AuthError, UserError
 from resihp.monitor.rendezvous import (
-    LOOPBACK,
     PORT,
     RESTARTED,
     SECRET_FD,
     Place,
     forget_restarts,
     inherited,
-    listen,
     read_place,
     rendezvous_path,
     secret_file,
     write_place,
 )
+from resihp.wire.address import LOOPBACK, listen_at
 from resihp.wire.auth import new_secret
 
 
@@ -161,7 +160,7 @@ def test_a_killed_start_leaves_nothing_to_the_next_one(tmp_path: Path):
 
 def test_the_coordinator_listens_on_loopback_only():
     """No other machine reaches it."""
-    with listen() as listener:
+    with listen_at(LOOPBACK) as listener:
         assert listener.getsockname()[0] == LOOPBACK
 
 

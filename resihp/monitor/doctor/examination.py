@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from resihp.config import JobConfig
+from resihp.config import JobConfig, JobSection
 from resihp.monitor.doctor.clocks import check_clock
 from resihp.monitor.doctor.finding import Finding
 from resihp.monitor.doctor.leftovers import check_leftovers
@@ -16,8 +16,8 @@ from resihp.monitor.doctor.timeouts import Timeout, check_order, timeouts
 
 __all__ = ["Report", "as_json", "as_text", "examine"]
 
-DETECT_WITHIN_S = 1.0
-"""The default of the job file, for who names none."""
+DETECT_WITHIN_S = JobSection(steps=1).detect_within_s
+"""For who names no job file."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

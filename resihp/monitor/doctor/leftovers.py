@@ -9,13 +9,12 @@ import os
 import re
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from resihp.errors import ResihpError
 from resihp.monitor.doctor.finding import Finding, note, problem, well
-from resihp.monitor.rendezvous import read_place
+from resihp.monitor.rendezvous import read_place, rendezvous_folder
 from resihp.wire.shared_memory import SHM, stale_dirs
 
 __all__ = ["check_leftovers", "stale_controls", "stale_rendezvous"]
@@ -42,11 +41,6 @@ def check_leftovers(
             yield problem(TOPIC, f"{path} was left by a killed job; remove it with --clean")
     if not found:
         yield well(TOPIC, f"none under {shm}, {rendezvous_folder(env)} and {runs_dir}")
-
-
-def rendezvous_folder(env: Mapping[str, str]) -> Path:
-    """Where the workers of a torchrun agent find each other."""
-    return Path(env.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
 
 
 def stale_rendezvous(folder: Path) -> Iterator[Path]:

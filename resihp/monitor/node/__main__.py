@@ -11,16 +11,28 @@ import signal
 import socket
 import sys
 
+import msgspec
+
+from resihp.errors import JournalDamaged
 from resihp.monitor.node.brief import NoteFile, read_brief
 from resihp.monitor.node.server import NodeServer
 from resihp.monitor.process import ENDINGS
 from resihp.monitor.pulse import Pulse
 from resihp.wire.clock import MonotonicClock
+from resihp.wire.console import complain
 
 
 async def _run(listen_fd: int, brief_fd: int, note_fd: int, pulse_fd: int) -> int:
     listener = socket.socket(fileno=listen_fd)
-    server = NodeServer(read_brief(brief_fd), brief_fd, NoteFile(note_fd), MonotonicClock())
+    note = NoteFile(note_fd)
+    try:
+        server = NodeServer(read_brief(brief_fd), brief_fd, note, MonotonicClock())
+    except JournalDamaged as error:
+        # The next monitor would read the same: this is the end of the node, not of the others.
+        complain(f"resihp: error: {error}")
+        ended = {"exit_code": error.exit_code, "reason": str(error)}
+        note.write(msgspec.structs.replace(note.read(), **ended))
+        return error.exit_code
     loop = asyncio.get_running_loop()
     for number in ENDINGS:
         loop.add_signal_handler(number, _stop, server, number)

@@ -38,11 +38,6 @@ class Election:
         """The newest term that was promised."""
         return self._kept.promised
 
-    @property
-    def generation(self) -> int:
-        """Of the newest entry that was accepted; 0: none."""
-        return 0 if self._kept.entry is None else self._kept.entry.generation
-
     def open(self, path: Path) -> None:
         """Read the journal at `path`, once. JournalDamaged where it is not whole."""
         if self._path is None:

@@ -32,9 +32,7 @@ class NodeOwner:
         self._listener = listener
         self._run_dir = brief.run_dir
         self._pulse = Pulse()
-        self._keeper = Keeper(
-            "the monitor of this node", self._start, self._has_ended, timing, pulse=self._pulse
-        )
+        self._keeper = Keeper("the monitor of this node", self._start, timing, pulse=self._pulse)
         self._is_left = False
         self.lost_nodes: tuple[int, ...] = ()
         """Nodes that were given up, once `run` has returned."""
@@ -42,19 +40,25 @@ class NodeOwner:
     async def run(self) -> int:
         """Serve until the job is over. ResihpError where no monitor stays alive."""
         try:
-            await self._keeper.run()
+            await self._keeper.run(lambda: self.is_over)
             note = self._note.read()
             assert note.exit_code is not None
             self.lost_nodes = note.lost_nodes
             return note.exit_code
         finally:
-            self._is_left = True
             self._leave()
 
     @property
     def is_over(self) -> bool:
         """Whether the job has ended, perhaps with processes that still have to leave."""
         return self._is_left or self._note.read().exit_code is not None
+
+    @property
+    def run_dir(self) -> str | None:
+        """Of the run, as far as it is known."""
+        if not self._is_left:
+            self._run_dir = self._note.read().run_dir or self._run_dir
+        return self._run_dir
 
     def send(self, number: signal.Signals) -> None:
         """Hand a signal to the monitor, which asks for the end of the job."""
@@ -70,15 +74,12 @@ class NodeOwner:
             block_signals=True,
         )
 
-    def _has_ended(self, _: int) -> bool:
-        return self.is_over
-
     def _leave(self) -> None:
         self._keeper.send(signal.SIGKILL)
-        run_dir = self._note.read().run_dir or self._run_dir
-        if run_dir is not None:
+        if self.run_dir is not None:
             with contextlib.suppress(OSError):
-                RunDir.control_of(run_dir).unlink(missing_ok=True)
+                RunDir.control_of(self.run_dir).unlink(missing_ok=True)
+        self._is_left = True
         os.close(self._brief_fd)
         os.close(self._note.fd)
         os.close(self._pulse.fd)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from resihp.errors import AuthError
 from resihp.monitor.inject import die, hang
-from resihp.monitor.keeper import QUICK_S, Keeper, pause_s
+from resihp.monitor.keeper import MAX_QUICK_ENDS, Keeper
 from resihp.monitor.node.brief import Brief, Note, NoteFile
 from resihp.monitor.node.election import Election
 from resihp.monitor.node.operators import Operators
@@ -51,8 +51,6 @@ DEPOSED = 3
 """Exit code of a coordinator that gave up its lead, or did not get it."""
 HOPELESS = 5
 """Of one that found that nobody will ever lead again: too many nodes are gone for good."""
-MAX_QUICK_ENDS = 5
-"""How often in a row a coordinator of ours may break within `QUICK_S` of its start."""
 
 
 class NodeServer:
@@ -79,14 +77,12 @@ class NodeServer:
         )
         self._gate = Gate(brief.secret, self._admit, timeout_s=self._timing.handshake_s)
         self._leader: NodeChannel | None = None
-        self._leader_node: int | None = None
         self._turned_away: TurnedAway | None = None
         """The last stranger, until whoever leads is told."""
         self._pulse = Pulse()
         self._coordinator = Keeper(
             "the coordinator",
             self._start_coordinator,
-            lambda _: True,
             self._timing,
             pulse=self._pulse,
         )
@@ -166,29 +162,26 @@ class NodeServer:
 
     async def _lead(self) -> None:
         """Start coordinators whenever nobody leads, until the job is over."""
-        num_broken = 0
         is_wanted = self._is_wanted()
         while not self._ended.is_set():
             if not is_wanted:
                 await asyncio.sleep(self._timing.beat_s)
                 is_wanted = self._is_wanted()
                 continue
-            began_s = self._clock.now_s()
             code = await self._coordinator.run_one()
             if code == DEPOSED:
-                num_broken, is_wanted = 0, False
+                self._coordinator.num_quick, is_wanted = 0, False
                 continue
             if code == HOPELESS and not self._ended.is_set():
                 self._give_up(self._no_quorum())
                 return
             # It led, or was about to, and nobody else knows yet that it is gone.
             is_wanted = True
-            is_quick = self._clock.now_s() - began_s < QUICK_S or self._coordinator.has_hung
-            num_broken = num_broken + 1 if is_quick else 0
+            num_broken = self._coordinator.num_quick
             if num_broken > MAX_QUICK_ENDS and not self._ended.is_set():
                 often = f"{num_broken} times in a row, at last with {code}"
                 self._give_up(f"the coordinator ended {often}")
-            await asyncio.sleep(pause_s(num_broken))
+            await self._coordinator.pause()
 
     def _is_wanted(self) -> bool:
         return self._election.is_open and self._election.watch.wants_leader(self._clock.now_s())
@@ -205,7 +198,7 @@ class NodeServer:
 
     # --- whoever leads, or wants to
 
-    async def _serve_candidate(self, channel: NodeChannel, node: int) -> None:
+    async def _serve_candidate(self, channel: NodeChannel) -> None:
         term = 0
         try:
             while (message := await channel.receive()) is not None:
@@ -223,7 +216,7 @@ class NodeServer:
                         is_probe = isinstance(reply, Promise) and reply.is_probe
                         if not is_probe and not isinstance(reply, Superseded):
                             term = reply.term
-                            self._follow(channel, node)
+                            self._follow(channel)
                     case Leads():
                         self._election.watch.heard(message, self._election.promised)
                         if self._leader is channel and self._turned_away is not None:
@@ -237,7 +230,7 @@ class NodeServer:
                         pass  # somebody else was promised a newer term
         finally:
             if self._leader is channel:
-                self._leader = self._leader_node = None
+                self._leader = None
                 self._election.watch.lost_connection()
 
     async def _answer(
@@ -265,12 +258,12 @@ class NodeServer:
         self._update_note(run_dir=run_dir)
         self._supervisors.broadcast(self._welcome())
 
-    def _follow(self, channel: NodeChannel, node: int) -> None:
+    def _follow(self, channel: NodeChannel) -> None:
         if self._leader is channel:
             return
         if self._leader is not None:
             self._leader.close()
-        self._leader, self._leader_node = channel, node
+        self._leader = channel
         self._supervisors.tell_gone()
         if self._stop_asked is not None:
             channel.send(self._stop_asked)
@@ -332,7 +325,7 @@ class NodeServer:
                 case "operator":
                     await self._operators.serve(Channel(reader, writer, seals), self._leader)
                 case "coordinator":
-                    await self._serve_candidate(NodeChannel(reader, writer, seals), identity.rank)
+                    await self._serve_candidate(NodeChannel(reader, writer, seals))
                 case _:
                     channel = Channel(reader, writer, seals)
                     await self._supervisors.serve(identity.rank, channel, self._greeting())
