@@ -158,6 +158,7 @@ class Session:
         )
         await self._snapshots.secure()
         self._send(Joined(generation=deploy.generation, hashes=hashes, moved_bytes=moved_bytes))
+        self._saver = self._make_saver(plan)
         self.joining.doing = "waits for the others to join"
         await self._injector.joining("joined", redone)
         self._log(
@@ -173,7 +174,7 @@ class Session:
             state,
             num_steps=self._job.job.steps,
             generation=self._deploy.generation,
-            boundary=await self._boundary(plan, groups),
+            boundary=self._boundary(plan, groups),
             send=self._send,
             steady=steady and partial(self._after_redone, *steady, holding, groups),
         )
@@ -199,22 +200,12 @@ class Session:
         self._state.held = None
         return await self._make_interpreter(plan, holding._replace(program=program), groups, None)
 
-    async def _boundary(self, plan: Plan, groups: dict[str, Communicator]) -> Boundary:
-        """What is done between iterations."""
-        agreement, at = self._state.agreement, self._deploy.save_at
-        audit = Audit(
-            self._model,
-            plan,
-            self._state,
-            self._device,
-            groups["world"],
-            self._send,
-            generation=self._deploy.generation,
-            every=self._job.state.audit_every,
-        )
+    def _make_saver(self, plan: Plan) -> Saver | None:
+        """None where nothing is saved."""
+        at = self._deploy.save_at
         if at is None:
-            return Boundary(agreement, [audit.cross])
-        self._saver = saver = Saver(
+            return None
+        saver = Saver(
             self._model,
             plan,
             self._rank,
@@ -227,7 +218,24 @@ class Session:
             num_steps=self._job.job.steps,
             disk=InjectedDisk(self._injector.conditions),
         )
-        await saver.prepare()
+        saver.prepare()
+        return saver
+
+    def _boundary(self, plan: Plan, groups: dict[str, Communicator]) -> Boundary:
+        """What is done between iterations."""
+        agreement, saver = self._state.agreement, self._saver
+        audit = Audit(
+            self._model,
+            plan,
+            self._state,
+            self._device,
+            groups["world"],
+            self._send,
+            generation=self._deploy.generation,
+            every=self._job.state.audit_every,
+        )
+        if saver is None:
+            return Boundary(agreement, [audit.cross])
         return Boundary(agreement, [audit.cross, saver.cross], [saver.finish])
 
     async def _stand_by(self, plan: Plan) -> None:
