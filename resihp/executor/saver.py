@@ -185,7 +185,7 @@ async def save_now(
     """Write this rank's part of the settled state, while no generation runs."""
     began_s = time.monotonic()
     before = Before(model, job, order.plan, rank, device.torch_device)
-    adopted = device.comm.submit(lambda: state.adopt(order.base, order.commit, before.own))
+    adopted = device.comm.submit(lambda: state.adopt(order.base, order.commit, before.room))
     await adopted.wait_async()
     version = order.commit.version
     name = version_name(version, order.at.run, order.generation)

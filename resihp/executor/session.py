@@ -124,7 +124,7 @@ class Session:
         if deploy.commit.saved:
             state.forget()
         adopted = self._device.comm.submit(
-            lambda: state.adopt(deploy.base, deploy.commit, self._before.own)
+            lambda: state.adopt(deploy.base, deploy.commit, self._before.room)
         )
         await adopted.wait_async()
         if not deploy.program:
