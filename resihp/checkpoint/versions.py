@@ -210,14 +210,10 @@ def _listed(folder: Folder, name: str, version: Version) -> Listed:
         return Listed(name, version, None, f"{folder.path / name}: {error.strerror}")
 
 
-def newest_complete(
-    directory: Path, refused: Collection[str] = ()
-) -> tuple[Listed | None, list[str]]:
-    """The newest complete version that is not named in `refused`, and why newer ones are not it."""
+def newest_complete(directory: Path) -> tuple[Listed | None, list[str]]:
+    """The newest complete version, and why newer ones are not it."""
     troubles: list[str] = []
     for each in list_versions(directory):
-        if each.name in refused:
-            continue
         if each.manifest is not None:
             return each, troubles
         if each.trouble:

@@ -114,7 +114,7 @@ _KEYS = (
 
 def lasting_kinds() -> tuple[FaultKind, ...]:
     """Kinds that end after `lasts_s`."""
-    return _KEYS[0].kinds
+    return kinds_with("lasts_s")
 
 
 def is_of_a_rank(kind: object) -> bool:

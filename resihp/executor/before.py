@@ -7,8 +7,7 @@ import torch
 from resihp.config import JobConfig
 from resihp.errors import CommError
 from resihp.executor.adamw import AdamW
-from resihp.executor.layouts import local_shape
-from resihp.executor.model import Model, tensors_of
+from resihp.executor.model import Model, shapes_of
 from resihp.executor.snapshots.writer import Snapshots
 from resihp.executor.state import Holding, empty_optimizer, holding_of
 from resihp.ir.expand import expand
@@ -35,12 +34,14 @@ class Before:
         self._device = device
         self.plan = None if previous_plan is None else parse(previous_plan).plan
 
-    def own(self) -> Holding | None:
+    def room(self) -> Holding | None:
         """Memory for what this rank held, None where it had no place."""
         if self.plan is None or self._rank not in self.plan.active_ranks:
             return None
         program = expand(self.plan, self._rank)
-        return holding_of(program, empty_optimizer(self._model, self._job, program, self._device))
+        return holding_of(
+            program, empty_optimizer(self._model, self._job.optimizer, program, self._device)
+        )
 
     def lost(
         self, snapshots: Snapshots | None, generation: int, version: int, rank: int
@@ -51,14 +52,10 @@ class Before:
         """
         assert self.plan is not None
         program = expand(self.plan, rank)
-        shapes = {
-            name: local_shape(self._model.layout(name), program.tp, program.tp_index)
-            for name in tensors_of(self._model, program.layers)
-        }
         found = None
         if snapshots is not None:
             found = snapshots.open(rank, generation=generation, version=version)
-        if found is None or dict(found.manifest.tensors) != shapes:
+        if found is None or dict(found.manifest.tensors) != shapes_of(self._model, program):
             raise CommError(f"no whole snapshot of rank {rank} at version {version} here")
         parameters, exp_avg, exp_avg_sq = found.kinds
         optimizer = AdamW(self._job.optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from resihp.executor.packing import MicroBatch
     from resihp.executor.tp import TensorParallel
     from resihp.ir.model import LayerRange
+    from resihp.ir.program import Program
 
 __all__ = [
     "DEFAULT_OPTIONS",
@@ -29,6 +30,7 @@ __all__ = [
     "Stage",
     "StageOptions",
     "check_parameters",
+    "shapes_of",
     "tensors_of",
 ]
 
@@ -199,3 +201,11 @@ def check_parameters(
 def tensors_of(model: Model, layers: Iterable[LayerRange]) -> list[str]:
     """Tensors of all stages of a rank, stage by stage."""
     return [name for first, last in layers for name in model.tensors(first, last)]
+
+
+def shapes_of(model: Model, program: Program) -> dict[str, tuple[int, ...]]:
+    """What the rank of `program` holds: its shards by name, stage by stage, with their shapes."""
+    return {
+        name: local_shape(model.layout(name), program.tp, program.tp_index)
+        for name in tensors_of(model, program.layers)
+    }

@@ -56,7 +56,7 @@ class _Ends(NamedTuple):
     stream: Stream
 
 
-class _Held:
+class _Sources:
     """What this rank can give: what it held itself, and what snapshots of lost ranks hold."""
 
     def __init__(self, own: Holding | None, lost: Callable[[int], Holding]) -> None:
@@ -129,16 +129,16 @@ class Resharding:
             new = await stream.submit(lambda: self._begun(old, program)).wait_async()
         ends = _Ends(wire, stream)
         async with asyncio.TaskGroup() as tasks:
-            held = _Held(old, lost)
+            sources = _Sources(old, lost)
             for target, messages in self._messages(lambda move: (move.source, move.target)):
                 if target != self._rank:
-                    tasks.create_task(self._give(held, target, messages, ends))
+                    tasks.create_task(self._give(sources, target, messages, ends))
             for source, messages in self._messages(lambda move: (move.target, move.source)):
                 assert new is not None, "state comes to a rank that needs none"
                 if source != self._rank:
                     tasks.create_task(self._take(new, source, messages, ends))
                 else:
-                    tasks.create_task(self._read(new, held, messages, ends))
+                    tasks.create_task(self._read(new, sources, messages, ends))
         if program is None:
             return None
         if new is None:
@@ -178,21 +178,21 @@ class Resharding:
                 yield _Message(move, parcel, Tag(STATE, number, 0, 0, place, 0))
 
     async def _give(
-        self, held: _Held, target: int, messages: Iterable[_Message], ends: _Ends
+        self, sources: _Sources, target: int, messages: Iterable[_Message], ends: _Ends
     ) -> None:
         for message in messages:
             await ends.wire.receive(target, _ready_for(message), 1).wait_async()
-            packed = ends.stream.submit(partial(self._pack, held, message))
+            packed = ends.stream.submit(partial(self._pack, sources, message))
             ends.wire.send(target, message.tag, packed)
             await packed.wait_async()
 
     async def _read(
-        self, new: Holding, held: _Held, messages: Iterable[_Message], ends: _Ends
+        self, new: Holding, sources: _Sources, messages: Iterable[_Message], ends: _Ends
     ) -> None:
         """Pieces out of snapshots that this rank reads for itself."""
         for message in messages:
-            packed = ends.stream.submit(partial(self._pack, held, message))
-            await ends.stream.submit(partial(self._put, new, message, packed)).wait_async()
+            copied = ends.stream.submit(partial(self._copy, new, sources, message))
+            await copied.wait_async()
 
     async def _take(
         self, new: Holding, source: int, messages: Iterable[_Message], ends: _Ends
@@ -229,8 +229,8 @@ class Resharding:
             found.append(piece[where])
         return found
 
-    def _pack(self, held: _Held, message: _Message) -> Tensor:
-        blocks = self._blocks(held.of(message.move), message)
+    def _pack(self, sources: _Sources, message: _Message) -> Tensor:
+        blocks = self._blocks(sources.of(message.move), message)
         return sealed_parcel([block.reshape(-1).to(self._device) for block in blocks])
 
     def _put(self, new: Holding, message: _Message, arrived: Event) -> None:
@@ -244,9 +244,16 @@ class Resharding:
             block.copy_(part.view(block.shape))
         self.received_bytes += FP32_BYTES * flat.numel()
 
+    def _copy(self, new: Holding, sources: _Sources, message: _Message) -> None:
+        blocks = self._blocks(sources.of(message.move), message)
+        for block, source in zip(self._blocks(new, message), blocks, strict=True):
+            block.copy_(source)
+        self.received_bytes += FP32_BYTES * message.parcel.num_elements
+
     def _begun(self, old: Holding | None, program: Program) -> Holding:
         """Memory for the new layout, with what this rank held before."""
-        new = Holding(program, empty_optimizer(self._model, self._job, program, self._device), {})
+        optimizer = empty_optimizer(self._model, self._job.optimizer, program, self._device)
+        new = Holding(program, optimizer, {})
         if old is not None:
             self._keep(old, new)
         return new

@@ -91,12 +91,20 @@ class Saver:
         self._disk = disk
         self._closed = threading.Event()
         self._writing: asyncio.Task[None] | None = None
-        self._share: Share | None = None
+        self._finding: asyncio.Task[Share] | None = None
 
-    async def prepare(self) -> None:
-        """Know what to write before the first part is due, where one is due by its number."""
+    def prepare(self) -> None:
+        """Begin to find out what to write, where a part is due by its number.
+
+        It takes a second for a large plan, and nobody needs it before the first part is due.
+        """
         if self._every:
-            self._share = await in_thread(self._find_share)
+            self._find()
+
+    def _find(self) -> asyncio.Task[Share]:
+        if self._finding is None:
+            self._finding = asyncio.create_task(in_thread(self._find_share))
+        return self._finding
 
     async def cross(self, version: int, agreed: Ask) -> None:
         """A `Duty` at the end of an iteration: begin a part where one is due."""
@@ -109,16 +117,15 @@ class Saver:
             self._send(SaveFailed(generation=self._generation, name=name, why=why))
             return
         await self._ended()
-        if self._share is None:
-            self._share = await in_thread(self._find_share)
+        share = await self._find()
         holding = self._state.current
         assert holding is not None
         job = _Job(name, version, self._state.updates, _loss(self._state.record), time.monotonic())
         copied = self._device.comm.submit(
-            partial(_timed_copy, self._share, self._model, holding),
+            partial(_timed_copy, share, self._model, holding),
             waits=(self._device.compute.submit(_nothing),),  # the update before
         )
-        self._writing = asyncio.create_task(self._write(job, self._share, copied.wait_async()))
+        self._writing = asyncio.create_task(self._write(job, share, copied.wait_async()))
 
     async def finish(self) -> None:
         """Wait for the last part: the job ends after it."""
@@ -130,8 +137,9 @@ class Saver:
     def close(self) -> None:
         """The generation is over: its unfinished version is of no use."""
         self._closed.set()
-        if self._writing is not None:
-            self._writing.cancel()
+        for task in (self._finding, self._writing):
+            if task is not None:
+                task.cancel()
 
     async def _ended(self) -> None:
         """Raise what the writing that ended raised: a bug."""
@@ -177,7 +185,7 @@ async def save_now(
     """Write this rank's part of the settled state, while no generation runs."""
     began_s = time.monotonic()
     before = Before(model, job, order.plan, rank, device.torch_device)
-    adopted = device.comm.submit(lambda: state.adopt(order.base, order.commit, before.own))
+    adopted = device.comm.submit(lambda: state.adopt(order.base, order.commit, before.room))
     await adopted.wait_async()
     version = order.commit.version
     name = version_name(version, order.at.run, order.generation)

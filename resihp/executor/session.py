@@ -15,15 +15,14 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from resihp.config import JobConfig
-from resihp.errors import CheckpointRefused, GenerationClosed, OtherModel
+from resihp.errors import GenerationClosed
+from resihp.executor.arrival import Arrival
 from resihp.executor.audit import Audit
-from resihp.executor.before import Before
 from resihp.executor.boundary import Boundary
 from resihp.executor.device.interface import Communicator, Device, Groups
 from resihp.executor.groups import Communicator as CountedCommunicator
@@ -38,11 +37,10 @@ from resihp.executor.joining import Joining
 from resihp.executor.local_world import check_program
 from resihp.executor.memberships import memberships
 from resihp.executor.model import Model
-from resihp.executor.reshard import Resharding
 from resihp.executor.sampler import GlobalBatches
 from resihp.executor.saver import Saver
 from resihp.executor.snapshots.generation import GenerationSnapshots
-from resihp.executor.state import Holding, TrainState, initial_holding, shard_hashes
+from resihp.executor.state import Holding, TrainState, shard_hashes
 from resihp.executor.stream import Stream
 from resihp.executor.threads import in_thread
 from resihp.executor.training import TrainingWork
@@ -58,7 +56,6 @@ from resihp.wire.messages import (
     Joined,
     Message,
     StoreOpened,
-    VersionRefused,
 )
 from resihp.wire.timing import Timing
 
@@ -95,7 +92,9 @@ class Session:
         self._send = send
         self._timing = Timing.from_detect_within(job.job.detect_within_s)
         self.joining = Joining(deploy.generation, "builds groups")
-        self._before = Before(model, job, deploy.previous_plan, rank, device.torch_device)
+        self._arrival = Arrival(
+            job, model, rank, deploy, state=state, device=device, joining=self.joining, send=send
+        )
         self._store: Any = None
         self._groups: Groups | None = None
         self._tp: CountedCommunicator | None = None
@@ -118,15 +117,7 @@ class Session:
         deploy, state = self._deploy, self._state
         plan = parse(deploy.plan).plan
         check_runnable(plan)
-        if self._rank in plan.returned:
-            state.forget()
-        # It may update parameters, which is work for a stream of the device.
-        if deploy.commit.saved:
-            state.forget()
-        adopted = self._device.comm.submit(
-            lambda: state.adopt(deploy.base, deploy.commit, self._before.own)
-        )
-        await adopted.wait_async()
+        await self._arrival.adopt(plan)
         if not deploy.program:
             await self._stand_by(plan)
             return False
@@ -142,7 +133,7 @@ class Session:
         groups = await self._build_groups(*(steady or (plan, program)))
         self.joining.doing = "moves state"
         await self._injector.joining("state", redone)
-        holding, moved_bytes = await self._move_state(plan, program)
+        holding, moved_bytes = await self._arrival.move(plan, program)
         assert holding is not None
         hashes = await self._device.comm.submit(
             lambda: shard_hashes(self._model, holding, plan.mesh.tp)
@@ -158,6 +149,7 @@ class Session:
         )
         await self._snapshots.secure()
         self._send(Joined(generation=deploy.generation, hashes=hashes, moved_bytes=moved_bytes))
+        self._saver = self._make_saver(plan)
         self.joining.doing = "waits for the others to join"
         await self._injector.joining("joined", redone)
         self._log(
@@ -173,7 +165,7 @@ class Session:
             state,
             num_steps=self._job.job.steps,
             generation=self._deploy.generation,
-            boundary=await self._boundary(plan, groups),
+            boundary=self._boundary(plan, groups),
             send=self._send,
             steady=steady and partial(self._after_redone, *steady, holding, groups),
         )
@@ -199,22 +191,12 @@ class Session:
         self._state.held = None
         return await self._make_interpreter(plan, holding._replace(program=program), groups, None)
 
-    async def _boundary(self, plan: Plan, groups: dict[str, Communicator]) -> Boundary:
-        """What is done between iterations."""
-        agreement, at = self._state.agreement, self._deploy.save_at
-        audit = Audit(
-            self._model,
-            plan,
-            self._state,
-            self._device,
-            groups["world"],
-            self._send,
-            generation=self._deploy.generation,
-            every=self._job.state.audit_every,
-        )
+    def _make_saver(self, plan: Plan) -> Saver | None:
+        """None where nothing is saved."""
+        at = self._deploy.save_at
         if at is None:
-            return Boundary(agreement, [audit.cross])
-        self._saver = saver = Saver(
+            return None
+        saver = Saver(
             self._model,
             plan,
             self._rank,
@@ -227,7 +209,24 @@ class Session:
             num_steps=self._job.job.steps,
             disk=InjectedDisk(self._injector.conditions),
         )
-        await saver.prepare()
+        saver.prepare()
+        return saver
+
+    def _boundary(self, plan: Plan, groups: dict[str, Communicator]) -> Boundary:
+        """What is done between iterations."""
+        agreement, saver = self._state.agreement, self._saver
+        audit = Audit(
+            self._model,
+            plan,
+            self._state,
+            self._device,
+            groups["world"],
+            self._send,
+            generation=self._deploy.generation,
+            every=self._job.state.audit_every,
+        )
+        if saver is None:
+            return Boundary(agreement, [audit.cross])
         return Boundary(agreement, [audit.cross, saver.cross], [saver.finish])
 
     async def _stand_by(self, plan: Plan) -> None:
@@ -235,7 +234,7 @@ class Session:
         deploy = self._deploy
         self._device.begin(deploy.generation, deploy.key, deploy.peers)
         self.joining.doing = "moves state"
-        await self._move_state(plan, None)
+        await self._arrival.move(plan, None)
         self.joining.doing = "stands by"
         self._state.prepare(deploy.generation, None)
         self._send(Joined(generation=self._deploy.generation, hashes={}, moved_bytes=0))
@@ -282,57 +281,6 @@ class Session:
         self._tp = tp if isinstance(tp, CountedCommunicator) else None
         await self._device.connect(program.send_targets)
         return parts
-
-    async def _move_state(self, plan: Plan, program: Program | None) -> tuple[Holding | None, int]:
-        deploy, state, previous = self._deploy, self._state, self._before.plan
-        if deploy.base == 0 or previous is None:
-            if program is None:
-                return None, 0
-            if deploy.commit.saved:
-                return await self._load(program)
-            where = self._device.torch_device
-            made = self._device.comm.submit(
-                lambda: initial_holding(self._model, self._job, program, where)
-            )
-            return await made.wait_async(), 0
-        resharding = Resharding(
-            self._model, self._job, previous, plan, self._rank, self._device.torch_device
-        )
-        await self._device.connect(resharding.peers)
-        holding = await resharding.run(
-            state.current,
-            program,
-            self._device.wire,
-            self._device.comm,
-            partial(self._before.lost, state.snapshots, deploy.base, deploy.commit.version),
-        )
-        return holding, resharding.received_bytes
-
-    async def _load(self, program: Program) -> tuple[Holding, int]:
-        """The state of the saved version that the job begins with; the bytes that were read."""
-        from resihp.executor.checkpoint.loading import load_holding
-
-        deploy = self._deploy
-        assert deploy.save_at is not None
-        version = Path(deploy.save_at.directory) / deploy.commit.saved
-        config, where = self._job.optimizer, self._device.torch_device
-        self.joining.doing = "reads a saved version"
-        try:
-            loaded = await in_thread(
-                lambda: load_holding(self._model, config, program, version, where)
-            )
-        except (CheckpointRefused, OSError) as error:
-            # All go on from another version, so that is the coordinator's to say.
-            self._send(
-                VersionRefused(
-                    generation=deploy.generation,
-                    name=deploy.commit.saved,
-                    why=str(error),
-                    is_other_model=isinstance(error, OtherModel),
-                )
-            )
-            raise GenerationClosed("its saved version was refused") from error
-        return loaded.holding, loaded.num_bytes
 
     async def _make_interpreter(
         self,

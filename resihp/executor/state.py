@@ -21,13 +21,13 @@ from torch import Tensor
 
 from resihp.config import JobConfig
 from resihp.errors import CommError, UserError
-from resihp.executor.adamw import AdamW, learning_rate
+from resihp.executor.adamw import AdamW, AdamWConfig, learning_rate
 from resihp.executor.boundary import Agreement
 from resihp.executor.flat import bytes_of
 from resihp.executor.held import Held
 from resihp.executor.init import initial_parameters
-from resihp.executor.layouts import local_shape, slice_of
-from resihp.executor.model import Model, tensors_of
+from resihp.executor.layouts import slice_of
+from resihp.executor.model import Model, shapes_of, tensors_of
 from resihp.executor.snapshots.format import NUM_KINDS, Manifest
 from resihp.executor.snapshots.reader import Snapshot
 from resihp.executor.snapshots.writer import Snapshots, manifest_of
@@ -94,19 +94,18 @@ def initial_holding(
 
 
 def empty_optimizer(
-    model: Model, job: JobConfig, program: Program, device: torch.device | str = "cpu"
+    model: Model, config: AdamWConfig, program: Program, device: torch.device | str = "cpu"
 ) -> AdamW:
     """Memory for the shards of `program`'s layers and their moments."""
-    where = program.tp, program.tp_index
     # NaN, so that a piece that nobody filled in can never pass for state.
     parameters, exp_avg, exp_avg_sq = (
         {
-            name: torch.full(local_shape(model.layout(name), *where), float("nan"), device=device)
-            for name in tensors_of(model, program.layers)
+            name: torch.full(shape, float("nan"), device=device)
+            for name, shape in shapes_of(model, program).items()
         }
         for _ in range(NUM_KINDS)
     )
-    return AdamW(job.optimizer, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+    return AdamW(config, parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
 
 
 def clip_scale(grad_norm: float, max_norm: float) -> float:
@@ -220,13 +219,13 @@ class TrainState:
         self.held = None
 
     def adopt(
-        self, base: int, commit: Commit, held: Callable[[], Holding | None] | None = None
+        self, base: int, commit: Commit, room: Callable[[], Holding | None] | None = None
     ) -> None:
         """Continue from the layout of generation `base`, at `commit.version`.
 
         A rank that is one step behind rolls forward with the gradients that it kept, one that is
         ahead goes back to its own snapshot. One that holds nothing, because it was started again,
-        begins from its snapshot where there is one: `held` makes the holding of this rank in that
+        begins from its snapshot where there is one: `room` makes the holding of this rank in that
         layout, with whatever numbers (None: it had no place there). Who holds nothing then
         (standby) only takes over the numbers. CommError where the snapshot that is needed is not
         whole.
@@ -238,7 +237,7 @@ class TrainState:
         if self.snapshots is not None:
             self.snapshots.settle(base, commit.version)
         if self.current is None:
-            self._begin_from_snapshot(base, commit, held)
+            self._begin_from_snapshot(base, commit, room)
         assert self.layout == base or self.current is None, f"no layout of generation {base} here"
         if self.current is None:
             self._take_numbers(commit)
@@ -274,10 +273,10 @@ class TrainState:
         self._take_numbers(commit)
 
     def _begin_from_snapshot(
-        self, base: int, commit: Commit, held: Callable[[], Holding | None] | None
+        self, base: int, commit: Commit, room: Callable[[], Holding | None] | None
     ) -> None:
         snapshot = self._own_snapshot(base, commit.version)
-        holding = None if snapshot is None or held is None else held()
+        holding = None if snapshot is None or room is None else room()
         if snapshot is not None and holding is not None:
             fill(holding, snapshot)
             self.layout, self.current = base, holding

@@ -19,6 +19,7 @@ from resihp.checkpoint.versions import (
     complete,
     discard,
     list_versions,
+    newest_complete,
     parse_name,
     prune,
     read_parts,
@@ -36,6 +37,7 @@ __all__ = [
     "drop",
     "make_directory",
     "position_difference",
+    "position_of",
     "save_place",
     "versions_of",
 ]
@@ -100,24 +102,23 @@ def check_place(job: JobConfig) -> None:
     if directory is None:
         return
     try:
-        listed = list_versions(directory)
+        newest, troubles = newest_complete(directory)
     except NotADirectoryError as error:
         raise ConfigError(
             f'checkpoint.dir = "{job.checkpoint.dir}" is not a directory', key="checkpoint.dir"
         ) from error
-    found = [each for each in listed if each.manifest is not None]
-    if job.checkpoint.resume and not found:
-        why = next((each.trouble for each in listed if each.trouble), "there is none in it")
-        raise ConfigError(
-            f'no complete version to resume from in "{job.checkpoint.dir}": {why}',
-            key="checkpoint.resume",
-        )
     if job.checkpoint.resume:
-        _check_resumable(job, directory, found[0])
-    elif found:
+        if newest is None:
+            why = troubles[0] if troubles else "there is none in it"
+            raise ConfigError(
+                f'no complete version to resume from in "{job.checkpoint.dir}": {why}',
+                key="checkpoint.resume",
+            )
+        _check_resumable(job, directory, newest)
+    elif newest is not None:
         raise ConfigError(
             f'checkpoint.dir = "{job.checkpoint.dir}" holds versions of another run (step '
-            f"{found[0].version.step}): set resume = true to go on from them, or name another "
+            f"{newest.version.step}): set resume = true to go on from them, or name another "
             "directory",
             key="checkpoint.dir",
         )
@@ -130,12 +131,7 @@ def _check_resumable(job: JobConfig, directory: Path, newest: Listed) -> None:
     """
     manifest = newest.manifest
     assert manifest is not None
-    here = Position(
-        dataset=manifest.position.dataset,
-        seed=job.job.seed,
-        tokens=job.batch.tokens,
-        num_microbatches=job.parallel.dp * job.batch.microbatches,
-    )
+    here = position_of(job, manifest.position.dataset)
     what = f"version {directory / newest.name} cannot be resumed by this job"
     if manifest.step > job.job.steps:
         raise ConfigError(
@@ -157,6 +153,16 @@ def _check_resumable(job: JobConfig, directory: Path, newest: Listed) -> None:
     saved = {name: each.shape for part in parts.values() for name, each in part.tensors.items()}
     if other := model_difference(saved, job.model):
         raise ConfigError(f"{what}: it is of another model: {other}", key="checkpoint.resume")
+
+
+def position_of(job: JobConfig, dataset: str) -> Position:
+    """Where `job` is in the text whose digest is `dataset`."""
+    return Position(
+        dataset=dataset,
+        seed=job.job.seed,
+        tokens=job.batch.tokens,
+        num_microbatches=job.parallel.dp * job.batch.microbatches,
+    )
 
 
 def position_difference(saved: Position, job: Position) -> str:

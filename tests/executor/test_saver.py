@@ -153,7 +153,7 @@ async def written(rank: Rank, number: int) -> None:
 async def test_versions_are_due_by_their_number_and_at_the_end(make: Any) -> None:
     """Every third step, and the last one; the job ends after its part is written."""
     rank = make(every=3)
-    await rank.saver.prepare()
+    rank.saver.prepare()
     for step in range(1, NUM_STEPS + 1):
         await rank.step()
         await written(rank, len([each for each in (3, 6) if each <= step]))

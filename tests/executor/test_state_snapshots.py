@@ -95,7 +95,7 @@ def test_a_rank_that_was_started_again_begins_from_its_own_snapshot(tmp_path: Pa
         do_step(state)
     state.seal()
     again = TrainState(JOB, snapshots_in(tmp_path))
-    again.adopt(1, commit_of(state), before().own)
+    again.adopt(1, commit_of(state), before().room)
     assert_same_bits(tensors_of(again), tensors_of(state))
     for each in (state, again):
         each.prepare(2, each.current)
@@ -110,7 +110,7 @@ def test_without_a_snapshot_of_that_version_it_holds_nothing(tmp_path: Path):
     do_step(state)
     state.seal()
     again = TrainState(JOB, snapshots_in(tmp_path))
-    again.adopt(1, Commit(version=7, updates=7, record=None), before().own)
+    again.adopt(1, Commit(version=7, updates=7, record=None), before().room)
     assert again.current is None
     assert (again.version, again.updates) == (7, 7)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,9 +35,8 @@ from resihp.errors import CheckpointRefused, OtherModel
 from resihp.executor.adamw import AdamW, AdamWConfig
 from resihp.executor.checkpoint.pieces import KINDS, all_keys, box_of, key_of
 from resihp.executor.flat import bytes_of
-from resihp.executor.layouts import local_shape
-from resihp.executor.model import Model, tensors_of
-from resihp.executor.state import Holding, holding_of
+from resihp.executor.model import Model
+from resihp.executor.state import Holding, empty_optimizer, holding_of
 from resihp.ir.program import Program
 
 __all__ = ["Loaded", "VersionReader", "load_holding"]
@@ -74,7 +73,8 @@ def load_holding(
     reader = VersionReader(version)
     metadata = reader.read_metadata()
     _check_model(model, metadata, version)
-    planner = _Planner(model, program)
+    host = empty_optimizer(model, config, program)
+    planner = _Planner(model, program, (host.parameters, host.exp_avg, host.exp_avg_sq))
     planner.set_up_planner({}, metadata)
     reader.set_up_storage_reader(metadata, is_coordinator=False)
     reader.read_data(planner.create_local_plan(), planner).wait()
@@ -105,21 +105,14 @@ def _check_model(model: Model, metadata: Metadata, version: Path) -> None:
 
 
 class _Planner(LoadPlanner):
-    """Where the pieces go: new shards of one rank, on the host."""
+    """Where the pieces go: into `shards` of one rank, on the host."""
 
-    def __init__(self, model: Model, program: Program) -> None:
+    def __init__(
+        self, model: Model, program: Program, shards: Sequence[Mapping[str, Tensor]]
+    ) -> None:
         self._model = model
         self._program = program
-        # NaN, so that a piece that nobody filled in can never pass for state.
-        self.shards = tuple(
-            {
-                name: torch.full(
-                    local_shape(model.layout(name), program.tp, program.tp_index), float("nan")
-                )
-                for name in tensors_of(model, program.layers)
-            }
-            for _ in KINDS
-        )
+        self.shards = shards
         self._targets: dict[MetadataIndex, Tensor] = {}
 
     def set_up_planner(

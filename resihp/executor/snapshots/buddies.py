@@ -184,17 +184,23 @@ class Buddies:
             for piece, (begin, end) in enumerate(_pieces(size))
         ]
         parts = [await event.wait_async() for event in arriving]
-        keep = _kept(self._snapshots, expected)
-        try:
-            await asyncio.to_thread(_store, slots, expected, size, parts, keep)
-        except (CommError, OSError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            print(f"no copies of the snapshots of rank {ward} here: {why}", flush=True)
-            await asyncio.to_thread(slots.give_up, keep)
-            is_kept = False
-        else:
-            is_kept = True
-        self._wire().send(ward, _done(ours.version), _yes_or_no(is_kept))
+        refusal = await asyncio.to_thread(_try_store, self._snapshots, slots, expected, size, parts)
+        if refusal:
+            print(f"no copies of the snapshots of rank {ward} here: {refusal}", flush=True)
+        self._wire().send(ward, _done(ours.version), _yes_or_no(not refusal))
+
+
+def _try_store(
+    snapshots: Snapshots, slots: Slots, expected: Manifest, size: int, parts: Sequence[Any]
+) -> str:
+    """Keep a copy: '', or why it cannot be, and its memory is given back."""
+    keep = _kept(snapshots, expected)
+    try:
+        _store(slots, expected, size, parts, keep)
+    except (CommError, OSError) as error:
+        slots.give_up(keep)
+        return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    return ""
 
 
 def _kept(snapshots: Snapshots, expected: Manifest) -> tuple[int, int] | None:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from resihp.executor.device.interface import Device
-from resihp.executor.layouts import local_shape
-from resihp.executor.model import Model, tensors_of
+from resihp.executor.model import Model, shapes_of
 from resihp.executor.snapshots.buddies import Buddies
 from resihp.executor.state import TrainState
 from resihp.ir.expand import expand
@@ -59,11 +58,7 @@ class GenerationSnapshots:
         return Buddies(snapshots, lambda: device.wire, self._hosts, self._shapes)
 
     def _shapes(self, rank: int) -> list[tuple[str, tuple[int, ...]]]:
-        program, model = expand(self._plan, rank), self._model
-        return [
-            (name, local_shape(model.layout(name), program.tp, program.tp_index))
-            for name in tensors_of(model, program.layers)
-        ]
+        return list(shapes_of(self._model, expand(self._plan, rank)).items())
 
     async def begin(self) -> None:
         """All run this layout: from here on snapshots are copied, and what nobody needs any more

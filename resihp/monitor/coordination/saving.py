@@ -17,7 +17,12 @@ from resihp.checkpoint.versions import version_name
 from resihp.compiler.sources import State
 from resihp.errors import UserError
 from resihp.monitor.actions import CompleteVersion, DropVersion
-from resihp.monitor.checkpoints import SavedVersion, SavePlace, position_difference
+from resihp.monitor.checkpoints import (
+    SavedVersion,
+    SavePlace,
+    position_difference,
+    position_of,
+)
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.phase import Phase
 from resihp.wire.messages import Commit, PartSaved, Save, SaveAt, SaveFailed, VersionRefused
@@ -118,14 +123,8 @@ class Saving:
             core.say(f"saved version refused: {why}")
 
     def _position(self) -> Position:
-        job = self._core.job
         ready = next(iter(self._core.ready.values()))
-        return Position(
-            dataset=ready.dataset_digest,
-            seed=job.job.seed,
-            tokens=job.batch.tokens,
-            num_microbatches=job.parallel.dp * job.batch.microbatches,
-        )
+        return position_of(self._core.job, ready.dataset_digest)
 
     # --- parts
 
