@@ -153,10 +153,15 @@ class Coordinator:
         return self._taken()
 
     def remember(
-        self, incidents: Sequence[Incident], num_plans: int, executors: Mapping[int, int]
+        self,
+        incidents: Sequence[Incident],
+        num_plans: int,
+        executors: Mapping[int, int],
+        told_lost: Collection[int],
     ) -> None:
         """What other coordinators of this job saw; `executors`: process numbers by rank."""
         self._core.executors.update(executors)
+        self._core.told_lost.update(told_lost)
         self._core.book.incidents[:0] = incidents
         self._running.num_plans += num_plans
 
@@ -243,6 +248,7 @@ class Coordinator:
                 if core.executors.get(rank) == message.pid:
                     return False
                 core.executors[rank] = message.pid
+                core.told_lost.discard(rank)
                 core.log("executor_started", rank=rank, pid=message.pid)
                 return True
             case Beat() | ExecutorExited():

@@ -37,6 +37,8 @@ class Past(NamedTuple):
     """Generations that ran."""
     executors: dict[int, int]
     """Process number of the executor that each rank started last."""
+    told_lost: set[int]
+    """Ranks whose loss was told and that have not started an executor since."""
 
 
 class _Metrics(msgspec.Struct):
@@ -62,6 +64,7 @@ class _Event(msgspec.Struct):
     pid: int = -1
     evidence: str = ""
     hit_s: float | None = None
+    standby: bool = False
 
 
 def read_past(run_dir: Path) -> Past:
@@ -110,10 +113,11 @@ def _record(row: _Metrics, samples: tuple[int, ...]) -> StepRecord:
     )
 
 
-def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, int]]:
-    """Incidents, number of plans, and executors, from the events."""
+def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, int], set[int]]:
+    """Incidents, number of plans, executors and ranks told lost, from the events."""
     incidents: list[Incident] = []
     executors: dict[int, int] = {}
+    told_lost: set[int] = set()
     num_plans = 0
     open_ones: list[_Event] = []
     for row in rows:
@@ -124,10 +128,13 @@ def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, 
         match event.event:
             case "executor_started":
                 executors[event.rank] = event.pid
+                told_lost.discard(event.rank)
             case "running":
                 num_plans += 1
             case "rank_lost":
-                open_ones.append(event)
+                told_lost.add(event.rank)
+                if not event.standby:
+                    open_ones.append(event)
             case "incident":
                 incidents += _decoded([row], Incident)
                 open_ones.clear()
@@ -143,7 +150,7 @@ def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, 
                 hit_s=open_ones[0].hit_s,
             )
         )
-    return incidents, num_plans, executors
+    return incidents, num_plans, executors, told_lost
 
 
 def _whole_rows(path: Path) -> list[bytes]:

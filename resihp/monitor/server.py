@@ -250,7 +250,7 @@ class CoordinatorServer:
     def _known_records(self) -> list[StepRecord]:
         """Another coordinator led before: what it left in the run's directory."""
         past = self._run_dir.past()
-        self._coordinator.remember(past.incidents, past.num_plans, past.executors)
+        self._coordinator.remember(past.incidents, past.num_plans, past.executors, past.told_lost)
         return past.records
 
     def _won(self) -> None:

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-import resihp
-
 sys.path.insert(0, str(Path(__file__).parent))
 
-from jobs import Job, Run, complete
+import user_models
+from jobs import Job, Run, complete, copy_corpus
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few source files as text to train on."""
+    """Text to train on."""
     folder = tmp_path_factory.mktemp("corpus")
-    for path in sorted((Path(resihp.__file__).parent / "ir").glob("*.py")):
-        (folder / path.name).write_bytes(path.read_bytes())
+    copy_corpus(folder)
     return folder
+
+
+@pytest.fixture
+def own_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors find `user_models`."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path, own_models: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `user_models:hanging` stops until somebody opens the other end."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    monkeypatch.setenv(user_models.PIPE, str(path))
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Deaths of a rank at every place of a job, as real processes, and what must hold after each.
 
-    python tests/e2e/deaths.py [--places WORD ...]     all of them: `make sweep`
+    python tests/e2e/deaths.py [--every N] [--layers N]     all of them: `make sweep`
 
 A place is an instruction of a rank's program, the vote, the time between vote and update, the
 update, or a phase of the recovery from an earlier death. After each the job must end by itself,
@@ -16,12 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs import Job, Run, complete
+from jobs import Job, Run, complete, copy_corpus
 
-import resihp
 from resihp.compiler import initial_plan
 from resihp.config import load
 from resihp.ir.expand import expand
@@ -42,12 +42,11 @@ class Death(NamedTuple):
     """Instruction, or moment."""
 
     @property
-    def injections(self) -> str:
+    def injection(self) -> str:
         """For the job file."""
         where = "instruction" if isinstance(self.place, int) else "moment"
         place = self.place if isinstance(self.place, int) else f'"{self.place}"'
-        text = _kill(self.rank, f"{where} = {place}")
-        return _kill(FIRST_VICTIM, "") + text if self.is_in_recovery else text
+        return _kill(self.rank, f"{where} = {place}")
 
     @property
     def is_in_recovery(self) -> bool:
@@ -84,9 +83,9 @@ def all_deaths(job_file: Path) -> Iterator[Death]:
 
 def died(death: Death, folder: Path, corpus: Path, layers: int = JOB.layers) -> tuple[int, Run]:
     """Run the job, with a model of `layers`, with this death; exit code and what it left."""
-    sections = JOB.sections + death.injections
-    job = Job(**{**vars(JOB), "sections": sections, "layers": layers})
-    return complete(job, folder, corpus)
+    first = _kill(FIRST_VICTIM, "") if death.is_in_recovery else ""
+    sections = JOB.sections + first + death.injection
+    return complete(replace(JOB, sections=sections, layers=layers), folder, corpus)
 
 
 def wrong_after(death: Death, code: int, run: Run, healthy: Run) -> list[str]:
@@ -121,11 +120,9 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="resihp-deaths-"))
     corpus = folder / "corpus"
     corpus.mkdir()
-    for path in sorted((Path(resihp.__file__).parent / "ir").glob("*.py")):
-        (corpus / path.name).write_bytes(path.read_bytes())
+    copy_corpus(corpus)
     (folder / "healthy").mkdir()
-    healthy_job = Job(**{**vars(JOB), "layers": layers})
-    code, healthy = complete(healthy_job, folder / "healthy", corpus)
+    code, healthy = complete(replace(JOB, layers=layers), folder / "healthy", corpus)
     assert code == 0, healthy.text
     deaths = list(all_deaths(folder / "healthy" / "job.toml"))[::every]
     began_s, num_wrong = time.monotonic(), 0

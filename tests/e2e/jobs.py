@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resihp.wire.shared_memory import remove_once_unheld, shared_path
+import resihp
+from resihp.chaos import usage
+from resihp.wire.shared_memory import SHM, remove_once_unheld, shared_path
 
 DEADLINE_S = 50.0
 TAG = "RESIHP_TEST"
@@ -40,6 +42,7 @@ class Job:
     """Instruction of every kill instead of the middle."""
     plan: Path | None = None
     """What to begin with instead of a plan for the degrees."""
+    detect_within_s: float = 1.0
     sections: str = ""
     """More of the job file."""
     model: str = ""
@@ -61,6 +64,7 @@ class Job:
             f"""
 [job]
 name = "e2e"
+detect_within_s = {self.detect_within_s}
 steps = {self.steps}
 runs_dir = "{folder / "runs"}"
 [model]
@@ -97,6 +101,8 @@ class Run:
     process: subprocess.Popen[str]
     runs_dir: Path
     output: list[str] = field(default_factory=list)
+    leaves_memory: bool = False
+    """Whether a node was killed: the doctor removes what it had in shared memory."""
 
     @property
     def text(self) -> str:
@@ -138,6 +144,17 @@ class Run:
         """The process that is node number `node`, of several."""
         pids = [pid for pid in descendants(self.process.pid) if runs_module(pid, NODE)]
         return sorted(pids)[node]
+
+    def kill_node(self, pid: int) -> None:
+        """The process that is a node, and with it all of that."""
+        os.kill(pid, signal.SIGKILL)
+        self.leaves_memory = True
+
+    def where(self) -> list[str]:
+        """What `resihp where` tells of it."""
+        command = [sys.executable, "-m", "resihp", "where", str(self.dir)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
 
     def read_until(self, stop: Callable[[str], bool]) -> None:
         """Read lines of the console until one fulfils `stop` (or the job ends)."""
@@ -183,13 +200,13 @@ def runs_module(pid: int, module: str) -> bool:
 
 def tagged(value: str) -> set[int]:
     """All processes whose environment carries our tag."""
-    entry = f"{TAG}={value}".encode()
-    found = set[int]()
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            if entry in environ.read_bytes().split(b"\0"):
-                found.add(int(environ.parent.name))
-    return found
+    return usage.tagged(f"{TAG}={value}")
+
+
+def copy_corpus(folder: Path) -> None:
+    """A few source files as text to train on."""
+    for path in sorted((Path(resihp.__file__).parent / "ir").glob("*.py")):
+        (folder / path.name).write_bytes(path.read_bytes())
 
 
 def train_command(job: Path, *options: str) -> list[str]:
@@ -214,6 +231,23 @@ def wait_gone(pids: set[int], within_s: float = 10.0) -> set[int]:
     while (left := {pid for pid in pids if alive(pid)}) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
+
+
+def memory_of(run_name: str) -> list[Path]:
+    """The directories in shared memory of a run, one for each node of this machine."""
+    return list(SHM.glob(f"{shared_path(run_name).name}*"))
+
+
+def remove_memory(runs_dir: Path, within_s: float = 10.0) -> None:
+    """What killed owners of nodes left in shared memory, as soon as nobody holds it.
+
+    A process that dies has no environment any more, so `tagged` does not see it, and holds files.
+    """
+    made = [path for run in runs_dir.glob("*") for path in memory_of(run.name)]
+    for path in made:
+        remove_once_unheld(path, within_s)
+    held = [path for path in made if path.exists()]
+    assert not held, f"still held: {held}"
 
 
 def alive(pid: int) -> bool:
@@ -245,9 +279,8 @@ def running(command: Sequence[str], folder: Path) -> Iterator[Run]:
             os.kill(pid, signal.SIGKILL)
         assert process.stdout is not None
         process.stdout.close()
-        if process.returncode < 0:  # a launcher that was killed leaves what the doctor removes
-            for made in run.runs_dir.glob("*"):
-                remove_once_unheld(shared_path(made.name), DEADLINE_S)
+        if process.returncode < 0 or run.leaves_memory:
+            remove_memory(run.runs_dir)
     assert not left, f"processes left behind: {left}\n{run.text}"
 
 

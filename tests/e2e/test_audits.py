@@ -20,17 +20,15 @@ def test_replicas_of_a_sound_job_are_found_equal(tmp_path: Path, corpus: Path):
     assert all(row["equal"] for row in audits)
 
 
-def test_a_bit_that_changed_by_itself_is_named_and_ends_the_job(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.usefixtures("own_models")
+def test_a_bit_that_changed_by_itself_is_named_and_ends_the_job(tmp_path: Path, corpus: Path):
     """With its tensor and its rank: nobody knows which replica is right."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     job = Job(
         tp=1,
         pp=2,
         dp=2,
         steps=8,
-        model='factory = "drifting_model:model"',
+        model='factory = "user_models:drifting"',
         sections="[state]\naudit_every = 1\n",
     )
     code, run = complete(job, tmp_path, corpus)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from deaths import JOB, STEP, Death, died, wrong_after
-from jobs import Job, Run, complete
+from jobs import Run, complete, running, train_command
 
 from resihp.ir.kept import kept_by, weights_run_at
 from resihp.ir.parser import parse
@@ -20,8 +23,7 @@ LAYERS = 2
 @pytest.fixture(scope="module")
 def alive(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Run:
     """The job without a death."""
-    job = Job(**{**vars(JOB), "layers": LAYERS})
-    code, run = complete(job, tmp_path_factory.mktemp("alive"), corpus)
+    code, run = complete(replace(JOB, layers=LAYERS), tmp_path_factory.mktemp("alive"), corpus)
     assert code == 0, run.text
     return run
 
@@ -48,27 +50,35 @@ def test_what_is_kept_changes_no_loss_and_no_sample(alive: Run, tmp_path: Path, 
     )
 
 
-def test_what_was_kept_once_is_kept_again(alive: Run, tmp_path: Path, corpus: Path):
-    """[T1] [T4] A death in the very iteration that is redone: rank 2 gets to its backward there."""
-    kill = '[[inject]]\nkind = "kill"\nrank = {}\nstep = 3\ninstruction = {}\n'
-    sections = JOB.sections + kill.format(3, 0) + kill.format(2, 12)
-    job = Job(**{**vars(JOB), "layers": LAYERS, "sections": sections})
-    code, run = complete(job, tmp_path, corpus)
-    assert code == 0, run.text
+def two_deaths(second: str, folder: Path, corpus: Path) -> Run:
+    """Rank 3 holds its lock from its first instruction on and is killed once ranks 0 and 1, the
+    other replica, wait for the last of all: the reduction. Another death, `second`, follows."""
+    held = (
+        f'[[inject]]\nkind = "hold_gil"\nrank = 3\nstep = {STEP}\ninstruction = 0\nlasts_s = 600\n'
+    )
+    sections = JOB.sections + held + second
+    job = replace(JOB, layers=LAYERS, sections=sections, detect_within_s=10.0)
+    with running(train_command(job.write(folder, corpus)), folder) as run:
+        run.read_to_step(STEP - 1)
+        while not all("waits at `reduce_grads`" in line for line in run.where()[1:3]):
+            pass
+        os.kill(run.executor_pid(3), signal.SIGKILL)
+        assert run.finish() == 0, run.text
+    return run
+
+
+@pytest.mark.parametrize(
+    "second",
+    [Death(2, 12), Death(2, "groups"), Death(2, "joined")],
+    ids=lambda death: f"{death.place}",
+)
+def test_what_is_kept_outlives_a_death_in_what_is_redone_and_before(
+    second: Death, alive: Run, tmp_path: Path, corpus: Path
+):
+    """[T1] [T4] [T5] Rank 2 gets to its backward in the iteration that is redone, which it did not
+    before; or it dies while the generation opens that is to redo it."""
+    run = two_deaths(second.injection, tmp_path, corpus)
     assert run.losses() == alive.losses()
     assert run.rows("ledger") == alive.rows("ledger")
-    first, second = run.events("incident")
-    assert (first["ranks"], second["ranks"]) == ([3], [2])
-    if first["num_kept"] == 4:  # all that the other replica has was done before it was told
-        assert second["num_kept"] == 4
-
-
-@pytest.mark.parametrize("moment", ["groups", "joined"])
-def test_a_death_before_it_is_redone_keeps_it_too(
-    moment: str, alive: Run, tmp_path: Path, corpus: Path
-):
-    """[T1] [T4] [T5] While the generation that is to redo the iteration opens."""
-    death = Death(2, moment)
-    code, run = died(death, tmp_path, corpus, LAYERS)
-    assert wrong_after(death, code, run, alive) == []
-    assert len(run.events("rank_lost")) == 2
+    assert [row["rank"] for row in run.events("rank_lost")] == [3, 2]
+    assert {row["num_kept"] for row in run.events("incident")} == {4}

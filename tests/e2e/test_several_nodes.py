@@ -13,7 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import DEADLINE_S, TAG, Job, Run, descendants, running, tagged, train_command, wait_gone
+from jobs import (
+    DEADLINE_S,
+    TAG,
+    Job,
+    Run,
+    descendants,
+    remove_memory,
+    running,
+    tagged,
+    train_command,
+    wait_gone,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -31,7 +42,7 @@ def test_a_lost_node_costs_its_ranks_only(node: int, tmp_path: Path, corpus: Pat
         pid = run.node_pid(node)
         family = descendants(pid)
         assert len(family) >= 3, "monitor, supervisor, executor"
-        os.kill(pid, signal.SIGKILL)
+        run.kill_node(pid)
         assert not wait_gone(family)
         assert run.finish() == 0, run.text
     assert "1 of 1 failures survived" in run.text
@@ -73,8 +84,8 @@ def test_a_lost_torchrun_agent_is_not_waited_for(tmp_path: Path, corpus: Path) -
     job = replace(TRIO, sections=network).write(tmp_path, corpus)
     store_port = free_port()
     agents = [agent(node, job, tmp_path, store_port) for node in range(3)]
+    first = Run(agents[0], tmp_path / "runs")
     try:
-        first = Run(agents[0], tmp_path / "runs")
         first.read_to_step(2)
         family = descendants(agents[1].pid)
         for pid in (agents[1].pid, *family):
@@ -91,6 +102,7 @@ def test_a_lost_torchrun_agent_is_not_waited_for(tmp_path: Path, corpus: Path) -
             each.wait()
             assert each.stdout is not None
             each.stdout.close()
+        remove_memory(first.runs_dir)
     assert "1 of 1 failures survived" in first.text
     assert [row["step"] for row in first.rows("ledger")] == list(range(STEPS))
 
@@ -98,13 +110,13 @@ def test_a_lost_torchrun_agent_is_not_waited_for(tmp_path: Path, corpus: Path) -
 def test_of_two_nodes_the_lowest_is_needed(tmp_path: Path, corpus: Path) -> None:
     """[T8] Half of the nodes without the lowest is no quorum: the job ends, nobody goes on; soon,
     since under `resihp train` no node comes back."""
-    pair = Job(steps=500, tp=1, pp=1, dp=2, sections="[rejoin]\nrestarts = 0\n")
-    job = pair.write(tmp_path, corpus)
-    job.write_text(job.read_text().replace('name = "e2e"', 'name = "e2e"\ndetect_within_s = 0.1'))
-    with running(train_command(job, "--nodes", "2"), tmp_path) as run:
+    pair = Job(
+        steps=500, tp=1, pp=1, dp=2, detect_within_s=0.1, sections="[rejoin]\nrestarts = 0\n"
+    )
+    with running(train_command(pair.write(tmp_path, corpus), "--nodes", "2"), tmp_path) as run:
         run.read_to_step(2)
         family = descendants(run.process.pid)
-        os.kill(run.node_pid(0), signal.SIGKILL)
+        run.kill_node(run.node_pid(0))
         assert run.finish() == 1
         assert not wait_gone(family)
     assert "resihp: error: node 1 hears no quorum of the job's nodes" in run.text
@@ -121,7 +133,7 @@ def test_nodes_that_are_all_killed_end_the_job_with_a_sentence(
         pids = [run.node_pid(node) for node in range(2)]
         family = descendants(run.process.pid)
         for pid in reversed(pids):
-            os.kill(pid, signal.SIGKILL)
+            run.kill_node(pid)
         assert run.finish() == 1
         assert not wait_gone(family)
     assert "resihp: error: every node was killed, node 0 by SIGKILL" in run.text

@@ -7,17 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import Job, complete, running, train_command
-
-from resihp.wire.shared_memory import SHM
+from jobs import Job, complete, memory_of, running, train_command
 
 pytestmark = pytest.mark.timeout(120)
 TP_CHANGE_TOLERANCE = 1e-5
 """As in `test_training`."""
-
-
-def left_in_memory(run_name: str) -> list[Path]:
-    return list(SHM.glob(f"resihp-{os.getuid()}-{run_name}*"))
 
 
 def test_both_holders_of_a_shard_are_killed_and_training_goes_on(tmp_path: Path, corpus: Path):
@@ -40,8 +34,8 @@ def test_both_holders_of_a_shard_are_killed_and_training_goes_on(tmp_path: Path,
     plans = "".join(each.read_text() for each in sorted((run.dir / "plans").iterdir()))
     assert "restore layers=" in plans
     assert run.losses() == pytest.approx(plain.losses(), rel=TP_CHANGE_TOLERANCE)
-    assert left_in_memory(run.dir.name) == []
-    assert left_in_memory(plain.dir.name) == []
+    assert memory_of(run.dir.name) == []
+    assert memory_of(plain.dir.name) == []
 
 
 def test_all_executors_are_killed_at_once_and_come_back(tmp_path: Path, corpus: Path):
@@ -61,7 +55,7 @@ def test_all_executors_are_killed_at_once_and_come_back(tmp_path: Path, corpus: 
     assert code == 0, run.text
     assert run.rows("ledger") == plain.rows("ledger")
     assert run.losses() == plain.losses()
-    assert left_in_memory(run.dir.name) == []
+    assert memory_of(run.dir.name) == []
 
 
 def test_nodes_with_both_holders_of_a_shard_are_lost_and_a_buddy_has_it(
@@ -79,7 +73,7 @@ def test_nodes_with_both_holders_of_a_shard_are_lost_and_a_buddy_has_it(
         run.read_to_step(3)
         # Of one rank each: the second halves of both replicas.
         for pid in [run.node_pid(node) for node in (1, 3)]:
-            os.kill(pid, signal.SIGKILL)
+            run.kill_node(pid)
         code = run.finish()
     assert code == 0, run.text
     assert run.rows("ledger") == plain.rows("ledger")

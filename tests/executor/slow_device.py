@@ -126,3 +126,7 @@ class SlowLink:
         buffer = [0] * num_bytes
         launch(lambda: buffer.__setitem__(slice(None), self._pair.messages.get(timeout=20.0)))
         return buffer
+
+    def next(self) -> list[int]:
+        """Block the host until the next message is here."""
+        return self._pair.messages.get(timeout=20.0)

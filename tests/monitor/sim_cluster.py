@@ -9,11 +9,10 @@ from functools import partial
 from coordinator_cases import STORE, CachedPlanner, job_of
 from sim_nodes import CoordinatorProcess, Node
 from sim_ranks import Executor, Supervisor
+from sim_state import plan_of
 from sim_time import Timeline
 from sim_wires import Net
 
-from resihp.ir.model import Plan
-from resihp.ir.parser import parse
 from resihp.monitor.actions import End, Log, PlanMade
 from resihp.monitor.coordinator import Phase
 from resihp.monitor.quorum.acceptor import Kept
@@ -21,7 +20,6 @@ from resihp.wire.messages import Deploy, StepRecord
 from resihp.wire.timing import Timing
 
 NUM_STEPS = 4
-_PLANS: dict[str, Plan] = {}
 
 
 class Cluster:
@@ -91,11 +89,6 @@ class Cluster:
         children = [node.monitor.coordinator for node in self.nodes if node.monitor is not None]
         return [child for child in children if child is not None and not child.dead]
 
-    def plan_of(self, text: str) -> Plan:
-        if text not in _PLANS:
-            _PLANS[text] = parse(text).plan
-        return _PLANS[text]
-
     def known_records(self, node: Node) -> list[StepRecord]:
         places = self.nodes if self.shares_disk else [node]
         known = {step: record for each in places for step, record in each.records.items()}
@@ -146,7 +139,7 @@ class Cluster:
         assert deploy.plan in self.planner.made, "a plan that was not verified"
         if deploy.generation != executor.told:
             assert deploy.generation > executor.told, "an older generation acted on"
-        plan = self.plan_of(deploy.plan)
+        plan = plan_of(deploy.plan)
         assert executor.rank in {*plan.active_ranks, *plan.standby}, "deployed to the dead"
         copies = sum(
             self.node_is_on(node.number) and self._has(node.kept, deploy.generation)
@@ -190,7 +183,7 @@ class Cluster:
 
     def belongs(self, executor: Executor, generation: int) -> bool:
         """Whether its rank is in the plan of `generation`."""
-        plan = self.plan_of(self._acted[generation])
+        plan = plan_of(self._acted[generation])
         return executor.rank in {*plan.active_ranks, *plan.standby}
 
     def reported(self, by: CoordinatorProcess, record: StepRecord, generation: int) -> None:

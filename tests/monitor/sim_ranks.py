@@ -1,9 +1,7 @@
 """Executors and supervisors of the simulated cluster.
 
 An iteration is a vote: every member tells all others that its gradients are complete, and a
-member that heard that of all applies the step, each at its own time. Each executor keeps the
-history of (step, generation that ran it) of what it applied. That is its state: two members with
-different histories would train different models.
+member that heard that of all applies the step, each at its own time.
 """
 
 from __future__ import annotations
@@ -12,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
-from coordinator_cases import ready, record_of
+from coordinator_cases import ready
+from sim_state import History, SimState, plan_of, record_for
 from sim_time import Process, Work
 from sim_wires import Wire
 
@@ -43,27 +42,10 @@ from resihp.wire.messages import (
 if TYPE_CHECKING:
     from sim_cluster import Cluster
 
-History = tuple[tuple[int, int], ...]
 RETRY_S = 0.1
 
 
-def loss_of(history: History) -> float:
-    """A record's loss stands for the whole history, so that a mixed one shows."""
-    return float(hash(history) % 1_000_003)
-
-
-def record_for(history: History, step: int, generation: int) -> StepRecord:
-    """Of the vote in which `generation` ran `step` on top of `history`; all members agree on it."""
-    after = (*history, (step, generation))
-    record = record_of(step, loss_of(after), skipped=hash((after, 0)) % 5 == 0)
-    return StepRecord(**{**asdict(record), "num_tokens": generation})
-
-
-def asdict(record: StepRecord) -> dict:
-    return {name: getattr(record, name) for name in record.__struct_fields__}
-
-
-class Executor(Process):
+class Executor(SimState, Process):
     """One rank's executor, with the transaction of the real one."""
 
     def __init__(self, cluster: Cluster, supervisor: Supervisor) -> None:
@@ -77,23 +59,14 @@ class Executor(Process):
         """The newest generation that it was told of."""
         self.deploy: Deploy | None = None
         self.has_store = self.is_going = self.is_broken = False
-        self.layout = 0
-        self.pending: tuple[int, bool] | None = None
-        self.holds = False
-        """Whether it is a member of the generation whose layout it has."""
-        self.version = self.voted = self.updates = 0
-        self.history: History = ()
-        self.reduced: int | None = None
-        self.record: StepRecord | None = None
         self.heard: dict[int, set[int]] = {}
         """Per step, whose gradients are complete."""
-        self.settling = False
 
     @property
     def active(self) -> tuple[int, ...]:
         """Members of the generation that it is in."""
         assert self.deploy is not None
-        return self.cluster.plan_of(self.deploy.plan).active_ranks
+        return plan_of(self.deploy.plan).active_ranks
 
     def beat(self) -> Beat:
         runs = self.is_going and not self.is_broken
@@ -163,33 +136,13 @@ class Executor(Process):
     def open(self, deploy: Deploy) -> None:
         self.epoch += 1
         self.deploy, self.told = deploy, deploy.generation
-        self.adopt(deploy)
+        if self.adopt(deploy):
+            self.cluster.rarity("rolled forward")
         if deploy.store_rank == self.rank:
             opened = StoreOpened(generation=deploy.generation, address=self.cluster.address)
             self.in_epoch(lambda: self.say(opened))
         if self.rank not in self.active:
             self.in_epoch(lambda: self.join((), moved=False))
-
-    def adopt(self, deploy: Deploy) -> None:
-        """As `TrainState.adopt`, with the same demands."""
-        commit = deploy.commit
-        if self.pending is not None and self.pending[0] == deploy.base:
-            self.layout, self.holds = self.pending
-            self.reduced = None
-        self.pending = None
-        assert self.layout == deploy.base or not self.holds, "asked for a layout that is gone"
-        if not self.holds:
-            self.version = self.voted = commit.version
-            self.updates, self.record = commit.updates, commit.record
-        elif self.version < commit.version:
-            assert self.version + 1 == commit.version, "asked to skip a step"
-            assert self.reduced == self.version, "asked to roll forward without gradients"
-            assert commit.record is not None
-            self.cluster.rarity("rolled forward")
-            self.vote(commit.record)
-            self.apply()
-        assert (self.version, self.voted) == (commit.version,) * 2, "asked to go back"
-        assert self.updates == commit.updates, "a wrong count of updates"
 
     def reach(self) -> None:
         """The store is known: ask a holder for the state, or keep ours."""
@@ -227,10 +180,7 @@ class Executor(Process):
     def go(self) -> None:
         if self.is_going:
             return
-        assert self.pending is not None
-        self.layout, self.holds = self.pending
-        self.pending = None
-        self.reduced = None
+        self.switch()
         self.is_going = True
         if self.holds:
             self.in_epoch(self.contribute)
@@ -257,7 +207,10 @@ class Executor(Process):
         votes = self.heard.setdefault(step, set())
         votes.add(rank)
         if votes == set(self.active) and self.version == step and not self.is_broken:
-            record = record_for(self.history, step, self.deploy.generation)
+            number = self.deploy.generation
+            # All members agree on it.
+            skipped = hash(((*self.history, (step, number)), 0)) % 5 == 0
+            record = record_for(self.history, step, number, skipped=skipped)
             self.in_epoch(lambda: self.see_vote(record), 2.0)
 
     def see_vote(self, record: StepRecord) -> None:
@@ -271,18 +224,10 @@ class Executor(Process):
         self.say(StepDone(generation=self.deploy.generation, record=self.record))
         self.in_epoch(self.contribute, self.cluster.step_scale)
 
-    def vote(self, record: StepRecord) -> None:
-        assert record.step == self.version
-        self.voted = record.step + 1
-        self.record = record
-
     def apply(self) -> None:
+        super().apply()
         assert self.record is not None
-        self.history = (*self.history, (self.record.step, self.record.num_tokens))
-        assert loss_of(self.history) == self.record.loss, "a step on top of another history"
         self.cluster.applied(self, self.record)
-        self.updates += not self.record.skipped
-        self.version += 1
 
     def lost_peer(self, number: int) -> None:
         """A connection to another executor of generation `number` broke."""

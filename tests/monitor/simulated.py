@@ -3,25 +3,20 @@
 Time is virtual. Messages of one rank arrive in order, those of different ranks in any. An
 iteration is a vote: every member contributes, and sees the result once all of them did, each at
 its own time, so survivors of a death may differ by one step, as real ones do.
-
-Each executor keeps the history of (step, generation that ran it) of what it applied. That is its
-state: two members with different histories would train different models.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator_cases import STORE, CachedPlanner, Desk, exited, ready, record_of
+from coordinator_cases import STORE, CachedPlanner, Desk, exited, ready
+from sim_state import History, SimState, plan_of, record_for
+from sim_time import Timeline, Work
 
 from resihp.config import JobConfig
 from resihp.ir.kept import weights_run_at
 from resihp.ir.model import Plan
-from resihp.ir.parser import parse
 from resihp.ir.placement import placement_of
 from resihp.monitor.actions import Action, End, Evict, PlanMade, Send, StepCommitted
 from resihp.monitor.coordinator import Phase
@@ -48,21 +43,8 @@ from resihp.wire.messages import (
     StoreOpened,
 )
 
-History = tuple[tuple[int, int], ...]
 Sums = dict[int, list[frozenset[int]]]
 TICK_S = 0.5
-_PLANS: dict[str, Plan] = {}
-
-
-def plan_of(text: str) -> Plan:
-    if text not in _PLANS:
-        _PLANS[text] = parse(text).plan
-    return _PLANS[text]
-
-
-def loss_of(history: History) -> float:
-    """A record's loss stands for the whole history, so that a mixed one shows."""
-    return float(hash(history) % 1_000_003)
 
 
 @dataclass
@@ -86,7 +68,7 @@ class Generation:
         return self.plan if resume is not None and resume.step == step else self.steady
 
 
-class Executor:
+class Executor(SimState):
     """One rank's executor, with the transaction of the real one."""
 
     def __init__(self, world: World, rank: int) -> None:
@@ -98,14 +80,6 @@ class Executor:
         self.epoch = 0
         """Counts generations entered and left: what was begun before is void."""
         self.deploy: Deploy | None = None
-        self.layout = 0
-        self.pending: tuple[int, bool] | None = None
-        self.holds = False
-        """Whether it is a member of the generation whose layout it has."""
-        self.version = self.voted = self.updates = 0
-        self.history: History = ()
-        self.reduced: int | None = None
-        self.record: StepRecord | None = None
         self.runs = False
         self.sums: tuple[int, Sums] = -1, {}
         """Of an iteration: by stage, the sets of micro-batches whose sums it has."""
@@ -153,7 +127,7 @@ class Executor:
                 updates=self.updates,
                 record=self.record,
                 layouts=(self.layout,),
-                noticed_s=self.world.desk.clock.now_s(),
+                noticed_s=self.world.time.now_s,
                 held_step=self.sums[0],
                 held_layout=self.layout,
                 held=tuple(
@@ -219,7 +193,8 @@ class Executor:
         self.asked = False
         if self.rank in plan_of(deploy.plan).returned:
             self.layout, self.pending, self.holds, self.history = 0, None, False, ()
-        self.adopt(deploy)
+        if self.adopt(deploy):
+            self.world.rarities.add("rolled forward")
         generation = self.world.generations.setdefault(
             deploy.generation,
             Generation(plan_of(deploy.plan), plan_of(deploy.steady_plan or deploy.plan)),
@@ -230,30 +205,15 @@ class Executor:
         if self.rank not in generation.plan.active_ranks:
             self.later(lambda: self.join((), moved=False))
 
-    def adopt(self, deploy: Deploy) -> None:
-        """As `TrainState.adopt`, with the same demands."""
-        commit = deploy.commit
-        if self.pending is not None and self.pending[0] == deploy.base:
-            self.layout, self.holds = self.pending
-            self.reduced = None
+    def switch(self) -> None:
+        super().switch()
+        self.sums = -1, {}
+
+    def adopt(self, deploy: Deploy) -> bool:
+        is_forward = super().adopt(deploy)
+        if self.sums[0] != deploy.commit.version:
             self.sums = -1, {}
-        self.pending = None
-        assert self.layout == deploy.base or not self.holds, "asked for a layout that is gone"
-        if not self.holds:
-            self.version = self.voted = commit.version
-            self.updates = commit.updates
-            self.record = commit.record
-        elif self.version < commit.version:
-            assert self.version + 1 == commit.version, "asked to skip a step"
-            assert self.reduced == self.version, "asked to roll forward without gradients"
-            assert commit.record is not None
-            self.world.rarities.add("rolled forward")
-            self.vote(commit.record)
-            self.apply()
-        if self.sums[0] != commit.version:
-            self.sums = -1, {}
-        assert (self.version, self.voted) == (commit.version,) * 2, "asked to go back"
-        assert self.updates == commit.updates, "a wrong count of updates"
+        return is_forward
 
     def reach(self) -> None:
         assert self.deploy is not None
@@ -296,11 +256,9 @@ class Executor:
 
     def go(self) -> None:
         assert self.deploy is not None
-        assert self.pending is not None
-        self.layout, self.holds = self.pending
-        self.pending = None
-        self.reduced = None
-        self.sums = self.version, self.keep(self.deploy)
+        kept = self.keep(self.deploy)
+        self.switch()
+        self.sums = self.version, kept
         self.runs = self.holds
         if self.holds:
             self.later(self.contribute)
@@ -321,9 +279,8 @@ class Executor:
         if self.asked:
             generation.asked.add(step)
         if votes == set(generation.plan.active_ranks):
-            history = (*self.history, (step, number))
             skipped = self.world.random.random() < 0.2
-            record = record_of(step, loss_of(history), skipped=skipped)
+            record = record_for(self.history, step, number, skipped=skipped)
             for member in self.fellows():
                 member.later(lambda member=member: member.see_vote(record), scale=3.0)
             self.world.on_vote()
@@ -348,28 +305,16 @@ class Executor:
         else:
             self.later(self.contribute)
 
-    def vote(self, record: StepRecord) -> None:
-        assert record.step == self.version
-        self.voted = record.step + 1
-        self.record = record
-
-    def apply(self) -> None:
-        """The generation that ran the step is the one whose record it is."""
-        assert self.record is not None
-        ran_in = self.world.ran_in(self.record)
-        self.history = (*self.history, (self.record.step, ran_in))
-        assert loss_of(self.history) == self.record.loss, "a step on top of another history"
-        self.updates += not self.record.skipped
-        self.version += 1
-
 
 class World:
     """All ranks of a job and the coordinator. `run` until it stops; everything is checked."""
 
     def __init__(self, job: JobConfig, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.time = Timeline(seed)
+        self.random = self.time.random
         self.planner = CachedPlanner(job)
         self.desk = Desk(job, self.planner)
+        self.desk.clock = self.time.clock
         self.num_steps = job.job.steps
         self.executors = [Executor(self, rank) for rank in self.desk.world]
         self.graves: list[Executor] = []
@@ -390,8 +335,6 @@ class World:
         self._link_scale = {
             rank: 10.0 if self.random.random() < sluggish else 1.0 for rank in self.desk.world
         }
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
         self._up_s = dict.fromkeys(self.desk.world, 0.0)
         self._down_s = dict.fromkeys(self.desk.world, 0.0)
         self._planned: dict[int, str] = {}
@@ -410,21 +353,16 @@ class World:
         return sets
 
     def delay(self, scale: float = 1.0) -> float:
-        """Mostly milliseconds, now and then much longer."""
-        slow = 20.0 if self.random.random() < 0.03 else 1.0
-        return self.random.uniform(0.001, 0.02) * scale * slow
+        return self.time.delay(scale)
 
-    def after(self, seconds: float, work: Callable[[], None]) -> None:
-        self._at(self.desk.clock.now_s() + seconds, work)
+    def after(self, seconds: float, work: Work) -> None:
+        self.time.after(seconds, work)
 
-    def _at(self, at_s: float, work: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (at_s, next(self._numbers), work))
-
-    def _ordered(self, last_s: dict[int, float], rank: int, work: Callable[[], None]) -> None:
+    def _ordered(self, last_s: dict[int, float], rank: int, work: Work) -> None:
         """A message on a connection: never before the one ahead of it."""
         delay_s = self.delay(self._link_scale[rank])
-        last_s[rank] = max(last_s[rank], self.desk.clock.now_s() + delay_s)
-        self._at(last_s[rank], work)
+        last_s[rank] = max(last_s[rank], self.time.now_s + delay_s)
+        self.time.at(last_s[rank], work)
 
     # --- connections
 
@@ -502,11 +440,7 @@ class World:
             self.after(self.delay(), lambda rank=executor.rank: self.up(rank, ready()))
             self.after(0.0, lambda rank=executor.rank: self._beat(rank))
         self.after(TICK_S, self._tick)
-        while self.desk.phase is not Phase.STOPPING:
-            at_s, _, work = heapq.heappop(self._queue)
-            assert at_s < limit_s, f"no end after {limit_s} s, phases {self.phases}"
-            self.desk.clock.advance(max(0.0, at_s - self.desk.clock.now_s()))
-            work()
+        self.time.run(lambda: self.desk.phase is Phase.STOPPING, limit_s)
         assert self.desk.end is not None
         return self.desk.end
 
@@ -546,7 +480,7 @@ class World:
                 self._planned[generation] = text
             case StepCommitted(record, generation):
                 assert record.step == self._steps, "a step out of order"
-                assert self.ran_in(record) == generation, "a step of another generation"
+                assert record.num_tokens == generation, "a step of another generation"
                 self._steps += 1
             case _:
                 pass
@@ -574,14 +508,3 @@ class World:
                 pass  # it was coming in, and goes back to waiting
             case _:
                 assert rank in alive, "an order to the dead"
-
-    def ran_in(self, record: StepRecord) -> int:
-        """The generation whose vote made `record`."""
-        for number in self.generations:
-            for executor in (*self.executors, *self.graves):
-                if (
-                    loss_of((*executor.history[: record.step], (record.step, number)))
-                    == record.loss
-                ):
-                    return number
-        raise AssertionError("a record that nobody made")

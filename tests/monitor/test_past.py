@@ -69,6 +69,18 @@ def test_a_loss_that_nobody_has_recovered_from_is_an_open_incident(run_dir: RunD
     assert incident.resumed_s is None
 
 
+def test_who_is_lost_has_started_no_executor_since(run_dir: RunDir):
+    """A standby rank too, whose loss is no incident."""
+    late = RunDir(run_dir.path)
+    for rank in (1, 2):
+        lost = {"rank": rank, "evidence": "gone", "last_words": "", "standby": True}
+        late.event("rank_lost", lost, 9.0)
+    late.event("executor_started", {"rank": 2, "pid": 7}, 9.5)
+    late.close()
+    assert run_dir.past().told_lost == {1}
+    assert run_dir.past().incidents == []
+
+
 def test_damaged_rows_are_passed_over(run_dir: RunDir):
     """Two rows that ran into each other, or what a machine left that died: others still count."""
     for name in ("metrics", "ledger"):

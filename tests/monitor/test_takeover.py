@@ -7,6 +7,7 @@ from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
 
 from resihp.monitor.actions import Log, PlanMade, StepCommitted
 from resihp.monitor.coordinator import Phase
+from resihp.monitor.incident import Incident
 from resihp.wire.address import Address
 from resihp.wire.messages import (
     Beat,
@@ -215,3 +216,18 @@ def test_a_takeover_is_told_in_the_events():
     desk.say_all(runs())
     kinds = [action.kind for action in desk.all_of(Log)]
     assert kinds == ["resumed", "adopted"]
+
+
+def test_a_loss_that_was_told_is_not_told_again():
+    """Nobody decided on a plan without it: it is lost once more, to one incident and event."""
+    desk = Desk()
+    incident = Incident(ranks=[3], evidence="gone", detected_s=1.0, step=1)
+    desk.coordinator.remember([incident], 1, {}, {3})
+    desk.take_over(desk.entry(version=1))
+    desk.say(3, exited())
+    assert desk.phase is Phase.SETTLING
+    assert desk.coordinator.incidents == [incident]
+    assert incident.ranks == [3]
+    assert not [log for log in desk.all_of(Log) if log.kind == "rank_lost"]
+    desk.say(2, exited())
+    assert incident.ranks == [3, 2]

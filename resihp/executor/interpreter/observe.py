@@ -84,6 +84,11 @@ class Observation:
         marks = [each.mark for each in tuple(self._later) if each.instr == index]
         return bool(self.ends_ns[index]) and all(mark.query() for mark in marks)
 
+    def wait(self) -> None:
+        """Block this thread until the device has come to all marks."""
+        for each in self._later:
+            each.mark.synchronize()
+
     def settle(self) -> None:
         """Read the marks; one that the device has not come to leaves its time unseen."""
         later, self._later = self._later, []

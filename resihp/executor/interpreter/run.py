@@ -22,6 +22,7 @@ from resihp.executor.interpreter.flow import flow_of
 from resihp.executor.interpreter.observe import Observation
 from resihp.executor.model import Key
 from resihp.executor.stream import Event, Stream
+from resihp.executor.threads import in_thread
 from resihp.executor.work import Payload, Work
 from resihp.ir.model import Op
 from resihp.ir.program import Program, ProgramInstr
@@ -104,6 +105,7 @@ class Interpreter:
         for stream in (self._compute, self._comm):
             await stream.when_idle().wait_async()
             await stream.submit(_nothing).wait_async()  # tells what ended before it
+        await in_thread(self._ended.wait)  # messages have queues of their own
         self._ended.settle()
         self._observed, self._ended = self._ended, self._observed
         self._ended.clear(-1)

@@ -63,6 +63,9 @@ class Core:
         """Ranks that the opening generation has and the one before it had not."""
         self.executors: dict[int, int] = {}
         """Process number of the newest executor of each rank, as far as it was said."""
+        self.told_lost: set[int] = set()
+        """Ranks whose loss an earlier coordinator told, and which are lost once more to this one
+        where no plan without them was decided on."""
         self.ready: dict[int, Ready] = {}
         self.has_resumed = False
         """Another coordinator led before; it may know steps that this one does not."""

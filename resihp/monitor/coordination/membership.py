@@ -65,6 +65,17 @@ class Membership:
         core.newcomers.discard(rank)
         core.lost.append(rank)
         self._rejoining.distrust()
+        self._reopenings = 0
+        if rank in core.told_lost:
+            core.told_lost.discard(rank)
+            core.book.forget(rank)
+        else:
+            self._tell_loss(rank, evidence, last_words, stands_by)
+        if not stands_by:
+            self.close()
+
+    def _tell_loss(self, rank: int, evidence: str, last_words: str, stands_by: bool) -> None:
+        core = self._core
         core.log(
             "rank_lost",
             rank=rank,
@@ -73,7 +84,6 @@ class Membership:
             standby=stands_by,
             hit_s=core.book.hit_s(rank),
         )
-        self._reopenings = 0
         if line := own_line(last_words):
             core.say(f"rank {rank}: {line}")
         if stands_by:
@@ -87,7 +97,6 @@ class Membership:
             step=len(core.records),
             since_s=core.last_step_s if core.phase is Phase.RUNNING else core.now_s,
         )
-        self.close()
 
     def _stands_by(self, rank: int) -> bool:
         """Whether a generation runs in which `rank` has no place.
