@@ -174,3 +174,9 @@ bench-checkpoint: $(VENV)/.run
 # What snapshots, audits and checked parcels cost. ARGS="--rounds 0": CPU times alone.
 bench-state: $(VENV)/.run
 	$(BIN)/python benchmarks/state.py $(ARGS)
+
+.PHONY: bench-step
+
+# A step of a job in which nothing fails, beside one without anything around the executors.
+bench-step: $(VENV)/.run
+	$(BIN)/python benchmarks/fault_free.py $(ARGS)

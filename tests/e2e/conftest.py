@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import user_models
+import faulty_models
 from jobs import Job, Run, complete, copy_corpus
 
 
@@ -24,16 +24,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Executors find `user_models`."""
+    """Executors find `faulty_models`."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
 
 
 @pytest.fixture
 def pipe(tmp_path: Path, own_models: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where `user_models:hanging` stops until somebody opens the other end."""
+    """Where `faulty_models:hanging` stops until somebody opens the other end."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    monkeypatch.setenv(user_models.PIPE, str(path))
+    monkeypatch.setenv(faulty_models.PIPE, str(path))
     return path
 
 

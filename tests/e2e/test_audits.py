@@ -28,7 +28,7 @@ def test_a_bit_that_changed_by_itself_is_named_and_ends_the_job(tmp_path: Path, 
         pp=2,
         dp=2,
         steps=8,
-        model='factory = "user_models:drifting"',
+        model='factory = "faulty_models:drifting"',
         sections="[state]\naudit_every = 1\n",
     )
     code, run = complete(job, tmp_path, corpus)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import faulty_models
 import pytest
-import user_models
 from jobs import Job, Run, complete
 
 pytestmark = pytest.mark.timeout(240)
@@ -38,14 +38,14 @@ def test_a_rank_that_is_stuck_in_its_computation_is_fenced(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers and says what it does; the other replica waits for its gradients."""
-    monkeypatch.setenv(user_models.HANGS, "1")
+    monkeypatch.setenv(faulty_models.HANGS, "1")
     job = Job(
         steps=4,
         tp=1,
         pp=1,
         dp=2,
         kv_heads=4,
-        model='factory = "user_models:hanging"\n',
+        model='factory = "faulty_models:hanging"\n',
         schedule="1f1b",
         detect_within_s=QUICK_S,
         sections=NO_RETURN,

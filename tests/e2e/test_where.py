@@ -15,7 +15,7 @@ JOB = Job(
     pp=2,
     dp=1,
     kv_heads=4,
-    model='factory = "user_models:hanging"\n',
+    model='factory = "faulty_models:hanging"\n',
     detect_within_s=10.0,
 )
 

@@ -18,6 +18,7 @@ from run_work import Site
 from resihp.config import JobConfig
 from resihp.executor.inject import Injector
 from resihp.executor.models import build_model
+from resihp.executor.sampler import GlobalBatches
 from resihp.executor.session import Session
 from resihp.executor.state import TrainState
 from resihp.executor.stream import Event
@@ -83,9 +84,13 @@ async def leave(site: Site) -> None:
 
 
 def session_of(
-    site: Site, order: TrainTo, state: TrainState, send: Callable[[Message], None]
+    site: Site,
+    order: TrainTo,
+    state: TrainState,
+    send: Callable[[Message], None],
+    batches: GlobalBatches | None = None,
 ) -> Session:
-    """The session of one rank for a plan."""
+    """The session of one rank for a plan; `batches` are those of the grid, if not given."""
     deploy = Deploy(
         generation=site.generation,
         plan=print_plan(site.plan),
@@ -105,7 +110,7 @@ def session_of(
         model=build_model(order.job.model),
         state=state,
         device=site.device,
-        batches=batches_of(order.job.parallel.dp),
+        batches=batches or batches_of(order.job.parallel.dp),
         injector=Injector((), site.rank, _no_fault, world=1),
         send=send,
     )
