@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "fleet"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "executor"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "ir"))
 
 from fleet import Fleet
 from options import at_least

@@ -146,7 +146,7 @@ class Played:
                 [sys.executable, "-m", "resihp", "train", str(path)],
                 env={**os.environ, name: value},
                 output=console,
-                new_session=True,
+                own_group=True,
             )
         await self._until_running(child)
         await self._strike(child, strikes, chaos)

@@ -114,7 +114,7 @@ class _Nodes:
                     [sys.executable, *command],
                     env=os.environ,
                     pass_fds=fds,
-                    new_session=True,
+                    own_group=True,
                     block_signals=True,
                 )
             )

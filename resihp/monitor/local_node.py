@@ -111,7 +111,7 @@ class LocalNode:
             [sys.executable, *self._worker],
             env=env,
             pass_fds=[self._secret_fd],
-            new_session=True,
+            own_group=True,
             block_signals=True,
         )
 

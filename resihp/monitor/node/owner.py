@@ -70,7 +70,7 @@ class NodeOwner:
             [sys.executable, "-m", "resihp.monitor.node", *map(str, fds)],
             env=os.environ,
             pass_fds=fds,
-            new_session=True,
+            own_group=True,
             block_signals=True,
         )
 
