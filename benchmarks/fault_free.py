@@ -140,7 +140,7 @@ def of_bare_sessions(fleet: Fleet, job: JobConfig, plan: Plan) -> float:
 def measured(num_ranks: int, num_rounds: int, num_steps: int) -> Times:
     """Take turns."""
     times = Times([], {name: [] for name in STATES})
-    with tempfile.TemporaryDirectory() as made, Fleet(num_ranks) as fleet:
+    with tempfile.TemporaryDirectory() as made, Fleet(num_ranks, forked=False) as fleet:
         job = loads(job_text(num_ranks, num_steps, STATES["watched"], Path(made)))
         plan = parse(Planner(job).initial().text).plan
         for number in range(num_rounds):

@@ -46,15 +46,17 @@ class Fleet:
 
     Ranks are dealt out to `num_processes` in runs of equal length the first time they are seen.
     With `quiet` the processes write no errors to the terminal: for plans that are meant to fail.
+    Processes that are not `forked` take seconds to start, and share no memory, like those of a job.
     """
 
-    def __init__(self, num_processes: int = 1, *, quiet: bool = False) -> None:
+    def __init__(self, num_processes: int = 1, *, quiet: bool = False, forked: bool = True) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # of groups that torch makes itself
         self._num_processes = num_processes
         self._quiet = quiet
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*_WARM])
+        self._context = multiprocessing.get_context("forkserver" if forked else "spawn")
+        if forked:
+            self._context.set_forkserver_preload([*_WARM])
         self._store, self._address = open_store(COLLECTIVE_S)
         self._generation = 0
         self._moves: Any = self._context.RawArray("q", _MAX_RANKS)
