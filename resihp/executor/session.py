@@ -14,6 +14,7 @@ import faulthandler
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -129,8 +130,9 @@ class Session:
         redone = state.version if deploy.base else -1
         keep = self._keep(plan, program)
         await self._injector.joining("groups", redone)
-        # The steady plan has all the edges that the plan of one iteration has.
-        groups = await self._build_groups(*(steady or (plan, program)))
+        lasting_plan, lasting = steady or (plan, program)
+        # Both plans have the same groups. What is left of an iteration may take other ways.
+        groups = await self._build_groups(lasting_plan, program.send_targets | lasting.send_targets)
         self.joining.doing = "moves state"
         await self._injector.joining("state", redone)
         holding, moved_bytes = await self._arrival.move(plan, program)
@@ -146,6 +148,7 @@ class Session:
             self._device,
             deploy.peers,
             wants_buddy=self._job.state.buddy,
+            tell=self._send,
         )
         await self._snapshots.secure()
         self._send(Joined(generation=deploy.generation, hashes=hashes, moved_bytes=moved_bytes))
@@ -248,8 +251,13 @@ class Session:
 
     # --- joining
 
-    async def _build_groups(self, plan: Plan, program: Program) -> dict[str, Communicator]:
-        """All groups of this rank by role, in an order that is the same on every rank."""
+    async def _build_groups(
+        self, plan: Plan, send_targets: AbstractSet[int]
+    ) -> dict[str, Communicator]:
+        """All groups of this rank by role, in an order that is the same on every rank.
+
+        On GPUs pairs of ranks are linked for `plan` alone.
+        """
         timing = self._timing
         if self._deploy.store_rank == self._rank:
             host = self._device.host
@@ -279,7 +287,7 @@ class Session:
         parts = await in_thread(build)
         tp = parts["tp"]
         self._tp = tp if isinstance(tp, CountedCommunicator) else None
-        await self._device.connect(program.send_targets)
+        await self._device.connect(send_targets)
         return parts
 
     async def _make_interpreter(

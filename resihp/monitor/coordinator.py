@@ -54,6 +54,7 @@ from resihp.wire.messages import (
     Hello,
     Joined,
     Message,
+    NoBuddyCopy,
     Observed,
     PartSaved,
     Positions,
@@ -274,6 +275,8 @@ class Coordinator:
                 self._liveness.fault(rank, message)
             case Trouble():
                 self._liveness.trouble(rank, message)
+            case NoBuddyCopy():
+                self._liveness.no_copy(rank, message)
             case At():
                 self._hanging.at(rank, message)
             case Settled():

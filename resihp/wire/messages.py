@@ -41,6 +41,7 @@ __all__ = [
     "KeptSums",
     "KillRank",
     "Message",
+    "NoBuddyCopy",
     "Observed",
     "PartSaved",
     "Pause",
@@ -217,6 +218,14 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     version: int
     updates: int
+
+
+class NoBuddyCopy(_Message, frozen=True, kw_only=True):
+    """From here on in a generation, no copy of the sender's snapshots is made at its buddy."""
+
+    generation: int
+    buddy: int
+    why: str
 
 
 class HeldSums(msgspec.Struct, frozen=True, kw_only=True):
@@ -610,6 +619,7 @@ Message = (
     | Ready
     | StoreOpened
     | Trouble
+    | NoBuddyCopy
     | Settled
     | Joined
     | PartSaved

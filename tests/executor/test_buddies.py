@@ -21,6 +21,7 @@ from resihp.executor.snapshots.buddies import Buddies, buddy_of
 from resihp.executor.snapshots.reader import open_snapshot, sealed_in
 from resihp.executor.snapshots.writer import Snapshots, manifest_of
 from resihp.executor.transport import Transport
+from resihp.wire.messages import NoBuddyCopy
 
 FAR_S = 30.0
 SHAPES = [("a", (300, 500)), ("b", (7,))]
@@ -44,8 +45,11 @@ def test_a_buddy_is_on_another_node_where_there_is_one(hosts: dict[int, str]):
 
 
 @asynccontextmanager
-async def pair(tmp_path: Path) -> AsyncIterator[list[tuple[Snapshots, Buddies]]]:
-    """Two ranks on two nodes."""
+async def pair(
+    tmp_path: Path, told: list[NoBuddyCopy] | None = None
+) -> AsyncIterator[list[tuple[Snapshots, Buddies]]]:
+    """Two ranks on two nodes; `told` fills with what they say of copies that are not made."""
+    tell = ([] if told is None else told).append
     transports = [Transport("job", rank, timeout_s=FAR_S) for rank in HOSTS]
     addresses = {rank: await each.open() for rank, each in enumerate(transports)}
     made: list[tuple[Snapshots, Buddies]] = []
@@ -54,7 +58,8 @@ async def pair(tmp_path: Path) -> AsyncIterator[list[tuple[Snapshots, Buddies]]]
         folder = tmp_path / f"node{rank}"
         folder.mkdir()
         snapshots = Snapshots(folder, rank, 1)
-        made.append((snapshots, Buddies(snapshots, lambda t=transport: t, HOSTS, lambda _: SHAPES)))
+        buddies = Buddies(snapshots, lambda t=transport: t, HOSTS, lambda _: SHAPES, tell)
+        made.append((snapshots, buddies))
     for rank, transport in enumerate(transports):
         await transport.connect(made[rank][1].peers)
     try:
@@ -144,7 +149,8 @@ async def test_a_buddy_without_memory_keeps_nobody_waiting(
 ):
     """[T14] For one of the two slots of its ward: it is said once, the other copies go on."""
     take_memory(monkeypatch, [f"node1/rank0.{slot}"])
-    async with pair(tmp_path) as ranks:
+    told: list[NoBuddyCopy] = []
+    async with pair(tmp_path, told) as ranks:
         serving = [asyncio.create_task(buddies.serve()) for _, buddies in ranks]
         for snapshots, buddies in ranks:
             snapshots.on_begin = buddies.begun
@@ -157,6 +163,9 @@ async def test_a_buddy_without_memory_keeps_nobody_waiting(
         assert not list((tmp_path / "node1").glob("rank0.*")), "its memory is given back"
         assert len(sealed_in(tmp_path / "node0", 1)) == 2
         assert capfd.readouterr().out.count("no copies of") == 2
+        (news,) = told
+        assert (news.generation, news.buddy) == (1, 1)
+        assert news.why == "rank 1 cannot keep them"
         for task in serving:
             task.cancel()
 
@@ -167,7 +176,8 @@ async def test_a_rank_without_snapshots_keeps_nobody_waiting(
 ):
     """[T14] At the join and later: its buddy waits for no copy of it, and it keeps its ward's."""
     take_memory(monkeypatch, ["node0/rank0.0", "node0/rank0.1"])
-    async with pair(tmp_path) as ranks:
+    told: list[NoBuddyCopy] = []
+    async with pair(tmp_path, told) as ranks:
         serving: list[asyncio.Task[None]] = []
         for version in range(1, 4):
             kinds = [write(snapshots, version) for snapshots, _ in ranks]
@@ -186,6 +196,8 @@ async def test_a_rank_without_snapshots_keeps_nobody_waiting(
             await asyncio.gather(*waits)
         assert sealed_in(tmp_path / "node1", 0) == []
         assert len(sealed_in(tmp_path / "node0", 1)) == 2
+        (news,) = told
+        assert (news.buddy, news.why) == (1, "there is no snapshot to copy")
         for task in serving:
             task.cancel()
 

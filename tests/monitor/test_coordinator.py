@@ -27,6 +27,7 @@ from resihp.wire.messages import (
     Finished,
     Go,
     Joined,
+    NoBuddyCopy,
     Observed,
     Pause,
     StepDone,
@@ -676,6 +677,17 @@ def test_trouble_that_comes_back_before_every_step_ends_the_job():
     assert desk.generation == 4
     assert desk.end is not None
     assert desk.end.exit_code == 1
+
+
+def test_a_copy_that_is_not_made_is_an_event_of_the_run():
+    """[T14] With the rank, its buddy and the reason; also while the generation opens."""
+    desk = Desk()
+    desk.bring_to(Phase.OPENING)
+    news = NoBuddyCopy(generation=1, buddy=1, why="rank 1 cannot keep them")
+    desk.say(0, news)
+    fields = {"rank": 0, "generation": 1, "buddy": 1, "why": news.why}
+    assert Log("no_buddy_copy", fields) in desk.actions
+    assert desk.phase is Phase.OPENING
 
 
 def test_a_loss_while_all_start_anew_without_a_loss_is_an_incident_of_its_own():

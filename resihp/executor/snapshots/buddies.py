@@ -35,6 +35,7 @@ from resihp.executor.snapshots.reader import sealed_in
 from resihp.executor.snapshots.slots import Slots
 from resihp.executor.snapshots.writer import Snapshots
 from resihp.executor.stream import Event
+from resihp.wire.messages import NoBuddyCopy
 
 __all__ = ["Buddies", "buddy_of"]
 
@@ -73,17 +74,22 @@ class Buddies:
         wire: Callable[[], Wire],
         hosts: Mapping[int, str],
         shapes_of: Callable[[int], Shapes],
+        tell: Callable[[NoBuddyCopy], None],
     ) -> None:
-        """`shapes_of` a rank: the tensors of its snapshots. On the event loop."""
+        """`shapes_of` a rank: the tensors of its snapshots; `tell` is called once, at most. On the
+        event loop."""
         rank = snapshots.rank
         self._snapshots = snapshots
         self._wire = wire
+        self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[_Begun] = asyncio.Queue()
         self._pending: set[Event] = set()
         self._is_over = False
         self._is_kept = True
         """No copy of ours was refused."""
+        self._is_told = False
+        """That there are no copies."""
         self.buddy = buddy_of(rank, hosts)
         self._wards = {
             ward: (shapes_of(ward), Slots(snapshots.folder, ward))
@@ -151,6 +157,8 @@ class Buddies:
         comes = raw is not None and self._is_kept
         said = self._wire().send(self.buddy, _comes(manifest.version), _yes_or_no(comes))
         await said.wait_async()
+        if raw is None:
+            self._say_none(manifest, "there is no snapshot to copy")
         if not comes:
             return
         flat: Tensor = torch.frombuffer(raw, dtype=torch.uint8)
@@ -165,7 +173,14 @@ class Buddies:
         answer = self._wire().receive(self.buddy, _done(manifest.version), 1)
         if not (await answer.wait_async())[0]:
             self._is_kept = False
-            print(f"no copies of snapshots: rank {self.buddy} cannot keep them", flush=True)
+            self._say_none(manifest, f"rank {self.buddy} cannot keep them")
+
+    def _say_none(self, manifest: Manifest, why: str) -> None:
+        if self._is_told or self.buddy is None:
+            return
+        self._is_told = True
+        print(f"no copies of snapshots: {why}", flush=True)
+        self._tell(NoBuddyCopy(generation=manifest.generation, buddy=self.buddy, why=why))
 
     async def _keep(self, ward: int, ours: Manifest) -> None:
         if not (await self._wire().receive(ward, _comes(ours.version), 1).wait_async())[0]:

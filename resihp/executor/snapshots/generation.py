@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from resihp.executor.device.interface import Device
@@ -13,6 +13,7 @@ from resihp.executor.state import TrainState
 from resihp.ir.expand import expand
 from resihp.ir.model import Plan
 from resihp.wire.address import Address
+from resihp.wire.messages import NoBuddyCopy
 
 __all__ = ["GenerationSnapshots"]
 
@@ -29,13 +30,16 @@ class GenerationSnapshots:
         peers: Mapping[int, Address],
         *,
         wants_buddy: bool,
+        tell: Callable[[NoBuddyCopy], None],
     ) -> None:
+        """`tell` is called where there are no copies though there should be."""
         self._model = model
         self._plan = plan
         self._state = state
         self._device = device
         self._hosts = {rank: peers[rank].host for rank in plan.active_ranks}
         self._wants_buddy = wants_buddy
+        self._tell = tell
         self._buddies: Buddies | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -55,7 +59,7 @@ class GenerationSnapshots:
             return None
         if device.kind != "cpu":  # NCCL matches messages by order, and copies have none
             return None
-        return Buddies(snapshots, lambda: device.wire, self._hosts, self._shapes)
+        return Buddies(snapshots, lambda: device.wire, self._hosts, self._shapes, self._tell)
 
     def _shapes(self, rank: int) -> list[tuple[str, tuple[int, ...]]]:
         return list(shapes_of(self._model, expand(self._plan, rank)).items())

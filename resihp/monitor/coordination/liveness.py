@@ -8,7 +8,7 @@ from resihp.monitor.coordination.hanging import Hanging
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.progress import Progress
-from resihp.wire.messages import FATAL, Beat, Fault, Trouble
+from resihp.wire.messages import FATAL, Beat, Fault, NoBuddyCopy, Trouble
 
 __all__ = ["Liveness"]
 
@@ -64,6 +64,13 @@ class Liveness:
         core.log("trouble", rank=rank, generation=message.generation, what=message.what)
         if message.generation == core.generation and core.round.trouble_since_s is None:
             core.round.trouble_since_s = core.now_s
+
+    def no_copy(self, rank: int, message: NoBuddyCopy) -> None:
+        """Were its node lost as well, the state of `rank` would have no copy there."""
+        generation, buddy = message.generation, message.buddy
+        self._core.log(
+            "no_buddy_copy", rank=rank, generation=generation, buddy=buddy, why=message.why
+        )
 
     # --- time passes
 
