@@ -14,6 +14,7 @@ from resihp.compiler.adaptation import (
     Trust,
     adapt,
     grow_back,
+    redone,
 )
 from resihp.compiler.adaptation.decision import Decision
 from resihp.compiler.cluster import CLUSTERS, Cluster, Health, find_cluster
@@ -30,7 +31,7 @@ from resihp.config import JobConfig
 from resihp.errors import ConfigError, NoFeasiblePlan, PlanRejected, UserError
 from resihp.ir.diagnostics import Severity
 from resihp.ir.kept import num_kept, without
-from resihp.ir.model import LayerRange, Plan, Resume
+from resihp.ir.model import LayerRange, MicroBatch, Plan, Resume
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.reshard import nothing_before
@@ -153,14 +154,14 @@ class Planner:
         if not settled:
             return plan
         ran = previous.at(step).plan
-        kept = self._keeping(ran, plan, step, settled)
+        kept = self._keeping(ran, plan, lost, step, settled)
         if kept.kept or step_s < WAIT_S or _layers_of(plan.plan) == _layers_of(ran):
             return kept
         try:
             same = self._adapted(lasting, lost, step, stored, SAME_LAYERS)
         except NoFeasiblePlan:
             return plan
-        kept = self._keeping(ran, same, step, settled)
+        kept = self._keeping(ran, same, lost, step, settled)
         worth_s = step_s * num_kept(kept.plan) / (ran.mesh.dp * ran.batch.microbatches)
         if worth_s < WAIT_S:
             return plan
@@ -191,7 +192,12 @@ class Planner:
         return self._verified(whole, previous=nothing_before(whole))
 
     def _keeping(
-        self, ran: Plan, plan: VerifiedPlan, step: int, settled: Mapping[int, Settled]
+        self,
+        ran: Plan,
+        plan: VerifiedPlan,
+        lost: Collection[int],
+        step: int,
+        settled: Mapping[int, Settled],
     ) -> VerifiedPlan:
         """`plan` as it redoes iteration `step` of `ran` without what is kept, then as it is.
 
@@ -200,7 +206,7 @@ class Planner:
         choice = choose_kept(ran, plan.plan, step, settled)
         if not choice.micro_batches:
             return plan
-        resumed = without(plan.plan, choice.micro_batches, step)
+        resumed = self._redone(plan.plan, lost, choice.micro_batches, step)
         steady = msgspec.structs.replace(plan.plan, resume=None, reconfigure=(), returned=())
         return msgspec.structs.replace(
             self._verified(resumed, previous=ran),
@@ -208,6 +214,17 @@ class Planner:
             kept=choice.sums,
             steady=self._verified(steady, previous=resumed),
         )
+
+    def _redone(
+        self, plan: Plan, lost: Collection[int], keep: Collection[MicroBatch], step: int
+    ) -> Plan:
+        """What is left is shared out anew where that is faster.
+
+        Not on GPUs, where each pair of ranks that exchange tensors costs a stream.
+        """
+        if self._job.device.kind != "cpu":
+            return without(plan, keep, step)
+        return redone(plan, self._pricing(Health(lost=frozenset(lost))), keep, step)
 
     def _adapted(
         self,

@@ -60,8 +60,13 @@ class SlowEngine:
             for stage, replica in stages.items():
                 self.give(home, stage, number)
                 self.promise(replica, stage)
+        for home, number in problem.kept:
+            for stage in range(self.num_stages):
+                self.give(home, stage, number)
         for home in range(self.num_replicas):
             for number in range(problem.num_microbatches):
+                if (home, number) in problem.kept:
+                    continue
                 self.come(self.runs(home, number, 0), 0, "f", (number, home), 0)
 
     def runs(self, home: int, number: int, stage: int) -> int:
@@ -110,8 +115,8 @@ class SlowEngine:
             )
             for d in range(self.num_replicas)
         }
-        wanted = (3 if self.problem.split else 2) * self.problem.num_microbatches
-        wanted *= self.num_stages * self.num_replicas
+        num_items = self.problem.num_microbatches * self.num_replicas - len(self.problem.kept)
+        wanted = (3 if self.problem.split else 2) * num_items * self.num_stages
         done = sum(len(worker.order) for worker in self.workers.values())
         ends = tuple(
             max(worker.ends_at for (_, s), worker in self.workers.items() if s == stage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -55,6 +55,7 @@ def check_orders(given: Problem, planned: Planned) -> None:
         for home in range(len(given.replicas))
         for number in range(given.num_microbatches)
         for op in ops
+        if (home, number) not in given.kept
     )
 
 
@@ -102,6 +103,36 @@ def test_every_play_is_that_of_the_obvious_player(seed):
     rule = None if delta is None else progress_rule(delta, guarded=guarded)
     planned = Engine(given, placing, rule, style).run()
     assert planned == SlowEngine(given, placing, style, delta, guarded=guarded).run()
+
+
+@given(st.integers(0, 10**9))
+def test_what_is_kept_is_run_by_nobody(seed):
+    """All else once and in order, as by the obvious player."""
+    rng = random.Random(seed)
+    given = random_problem(rng)
+    items = product(range(len(given.replicas)), range(given.num_microbatches))
+    share = rng.random()
+    given = given._replace(kept=frozenset(item for item in items if rng.random() < share))
+    placing = rng.choice((homeless_placed, balanced))(given)
+    rule = rng.choice((None, progress_rule()))
+    planned = Engine(given, placing, rule).run()
+    assert planned.complete
+    check_orders(given, planned)
+    delta = None if rule is None else 0
+    assert planned == SlowEngine(given, placing, GREEDY, delta).run()
+
+
+def test_what_is_left_is_shared_out():
+    """One replica's micro-batches are all kept: it runs half of the other's at every stage."""
+    kept = frozenset((0, number) for number in range(4))
+    given = problem([replica(2)] * 2, 4)._replace(kept=kept)
+    planned = Engine(given, balanced(given)).run()
+    assert {d: [len(order) for order in row] for d, row in planned.orders.items()} == {
+        0: [6, 6],
+        1: [6, 6],
+    }
+    alone = Engine(given, homeless_placed(given)).run()
+    assert planned.makespan < alone.makespan
 
 
 @given(st.integers(0, 10**9), st.floats(0.5, 1.5))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from resihp.config import (
 )
 from resihp.errors import NoFeasiblePlan
 from resihp.ir.expand import expand
-from resihp.ir.model import Plan
+from resihp.ir.model import MicroBatch, Plan
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.program_bytes import decode_program
@@ -72,6 +72,7 @@ class CachedPlanner(Planner):
     """The real planner; asked for the same plan again, it remembers it."""
 
     _plans: dict[tuple[object, ...], VerifiedPlan | Exception] = {}  # noqa: RUF012
+    _partly: dict[tuple[object, ...], Plan] = {}  # noqa: RUF012
 
     def __init__(self, job: JobConfig) -> None:
         super().__init__(job)
@@ -104,6 +105,14 @@ class CachedPlanner(Planner):
         key = (print_plan(previous), *lost, repr((step, stored, profile)))
         parent = super()._adapted
         return self._known(key, lambda: parent(previous, lost, step, stored, profile))
+
+    def _redone(
+        self, plan: Plan, lost: Collection[int], keep: Collection[MicroBatch], step: int
+    ) -> Plan:
+        key = print_plan(plan), *sorted(lost), *keep, step
+        if key not in self._partly:
+            self._partly[key] = super()._redone(plan, lost, keep, step)
+        return self._partly[key]
 
     def after_return(self, *args: Any, **kwargs: Any) -> Grown:
         grown = super().after_return(*args, **kwargs)

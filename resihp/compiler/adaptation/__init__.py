@@ -7,6 +7,7 @@ from resihp.compiler.adaptation.hysteresis import Patience, Trust, Verdict
 from resihp.compiler.adaptation.layouts import Layout
 from resihp.compiler.adaptation.portfolio import DEFAULT_BUDGET, UNCHANGED, adapt
 from resihp.compiler.adaptation.problems import TICK_S, problem_of
+from resihp.compiler.adaptation.redone import redone
 from resihp.compiler.adaptation.rejoin import Growth, grow_back
 from resihp.compiler.adaptation.situation import (
     ANYTHING,
@@ -33,4 +34,5 @@ __all__ = [
     "adapt",
     "grow_back",
     "problem_of",
+    "redone",
 ]

@@ -17,14 +17,15 @@ from resihp.compiler.adaptation.problems import PLANNED_ORDER
 from resihp.compiler.adaptation.situation import Situation
 from resihp.compiler.facts import facts_of
 from resihp.compiler.lower import lower
+from resihp.compiler.pricing import Pricing
 from resihp.compiler.simulate import Simulation
 from resihp.ir.diagnostics import Severity
-from resihp.ir.model import GroupName, Level, Plan, Stream
+from resihp.ir.model import Group, GroupName, Level, Plan, Stream
 from resihp.ir.parser import parse
 from resihp.ir.printer import print_plan
 from resihp.ir.verify import verify
 
-__all__ = ["Checked", "check", "lacking_bytes", "lowered"]
+__all__ = ["Checked", "check", "lacking_bytes", "lowered", "with_streams"]
 
 
 class Checked(NamedTuple):
@@ -38,20 +39,28 @@ def lowered(
     situation: Situation, layout: Layout, streams: Sequence[Stream], *, order: str = PLANNED_ORDER
 ) -> Plan:
     """The plan that runs `streams` of a schedule on `layout`; `order` says who made them."""
+    plan = on_layout(situation, supplied(situation, layout))
+    return with_streams(plan, streams, situation.pricing, order=order)
+
+
+def with_streams(
+    plan: Plan, streams: Sequence[Stream], pricing: Pricing, *, order: str = PLANNED_ORDER
+) -> Plan:
+    """`plan` with `streams` of a schedule in place of its own, lowered."""
     schedule = msgspec.structs.replace(
-        on_layout(situation, supplied(situation, layout)),
-        streams=(*streams, *_idle(layout, streams)),
+        plan,
+        streams=(*streams, *_idle(plan.groups, streams)),
         schedule=order,
         level=Level.SCHEDULE,
     )
-    return lower(schedule, scatter=situation.pricing.scatter(schedule.batch.tokens))
+    return lower(schedule, scatter=pricing.scatter(plan.batch.tokens))
 
 
-def _idle(layout: Layout, streams: Iterable[Stream]) -> list[Stream]:
+def _idle(groups: Iterable[Group], streams: Iterable[Stream]) -> list[Stream]:
     """Streams of groups without work: they only take part in the reduction and the step."""
     busy = {(replica, stream.pp) for stream in streams for replica in stream.replicas}
     idle: dict[int, list[int]] = {}
-    for group in layout.groups:
+    for group in groups:
         if group.name not in busy:
             idle.setdefault(group.pp, []).append(group.replica)
     return [Stream(replicas=tuple(replicas), pp=pp, body=()) for pp, replicas in idle.items()]

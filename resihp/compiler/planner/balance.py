@@ -41,25 +41,27 @@ def _place_stage(
     spaced: bool,
     only_homeless: bool,
 ) -> None:
-    size = problem.num_microbatches
+    size, kept_of = problem.num_microbatches, problem.kept_of
     rows = [row.chunks[stage] for row in problem.replicas]
     costs = [None if chunks is None else total(chunks) for chunks in rows]
-    load = [size * (cost or 0) for cost in costs]
+    load = [(size - len(kept_of.get(d, ()))) * (cost or 0) for d, cost in enumerate(costs)]
     takers = [(load[d] + cost, d) for d, cost in enumerate(costs) if cost is not None]
     heapify(takers)
     for number in range(size):
         for home, cost in enumerate(costs):
-            if cost is None:
+            if cost is None and (home, number) not in problem.kept:
                 replica = _take(takers, load, costs)
                 placing.setdefault((home, number), {})[stage] = replica
     if only_homeless:
         return
     given = _even_out(load, costs, takers)
     for home, receivers in given.items():
-        count = min(len(receivers), size)
-        numbers = spread(size, count) if spaced else range(size - count, size)
-        for number, replica in zip(numbers, receivers, strict=False):
-            placing.setdefault((home, number), {})[stage] = replica
+        own = [number for number in range(size) if (home, number) not in problem.kept]
+        left = len(own)
+        count = min(len(receivers), left)
+        places = spread(left, count) if spaced else range(left - count, left)
+        for place, replica in zip(places, receivers, strict=False):
+            placing.setdefault((home, own[place]), {})[stage] = replica
 
 
 def _take(takers: list[tuple[int, int]], load: list[int], costs: Sequence[int | None]) -> int:

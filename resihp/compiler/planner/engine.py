@@ -86,12 +86,16 @@ class Engine:
         apart = {home for home, _ in self.placing}
         if self.problem.num_stages == 0:
             return
+        kept_of = self.problem.kept_of
         classes: dict[object, list[int]] = {}
         for replica, row in enumerate(self.problem.replicas):
             key = replica if replica in apart or None in row.chunks else row
+            if replica in kept_of and key is row:
+                key = row, kept_of[replica]
             classes.setdefault(key, []).append(replica)
         for members in classes.values():
             team = Team.of(members, self.problem)
+            team.leave_out(kept_of.get(members[0], ()))
             self.teams.append(team)
             self._team_of.update(dict.fromkeys(members, team))
         for (home, number), stages in self.placing.items():
@@ -360,8 +364,8 @@ class Engine:
             orders.update(dict.fromkeys(team.members, order))
             num_done += len(team.members) * sum(map(len, order))
         per_chunk = 3 if self.problem.split else 2
-        num_chunks = self.problem.num_microbatches * self.problem.num_stages
-        wanted = len(self._team_of) * num_chunks * per_chunk
+        num_items = len(self._team_of) * self.problem.num_microbatches - len(self.problem.kept)
+        wanted = num_items * self.problem.num_stages * per_chunk
         ends = tuple(
             max(team.workers[stage].ends_at for team in self.teams)
             for stage in range(self.problem.num_stages)

@@ -56,11 +56,22 @@ class Problem(NamedTuple):
     """Whether B and W are separate; otherwise W follows its B at once."""
     in_flight: tuple[int, ...] | None = None
     """Most micro-batches between F and B at each stage; None: as many as memory holds."""
+    kept: frozenset[tuple[int, int]] = frozenset()
+    """(home, number) of micro-batches that are done already: nobody runs them. `search` does not
+    know of them, only plays of `balanced` and `homeless_placed` do."""
 
     @property
     def num_stages(self) -> int:
         """Stages of the whole model."""
         return len(self.replicas[0].chunks)
+
+    @property
+    def kept_of(self) -> dict[int, frozenset[int]]:
+        """Numbers of the micro-batches that are done already, by home; of homes that have some."""
+        numbers: dict[int, set[int]] = {}
+        for home, number in self.kept:
+            numbers.setdefault(home, set()).add(number)
+        return {home: frozenset(each) for home, each in numbers.items()}
 
 
 def total(chunks: Chunks) -> int:

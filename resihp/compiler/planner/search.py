@@ -64,6 +64,7 @@ def search(
     at least `least_plays` are played. Half as many chunks more may be played to undo moves that do
     not pay.
     """
+    assert not problem.kept, "the search changes who runs what of all micro-batches"
     best, num_played = _searched(problem, move, budget, least_plays, known)
     for named in named_plans(problem, budget):
         best = min(named, best, key=_rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from resihp.compiler.planner.problem import Capacity, Chunks, Problem
 
@@ -94,7 +94,7 @@ class Worker:
         """Foreign micro-batches that are known of and have not begun."""
         self.num_forward = 0
         self.given: set[int] = set()
-        """Own micro-batches that others run."""
+        """Own micro-batches that others run, or nobody any more."""
         self.next_own = 0
         """Own micro-batches below this have begun their F."""
         self.is_plain = True
@@ -161,6 +161,13 @@ class Team:
         team = cls(members)
         team._join([Worker(team, stage, problem) for stage in range(problem.num_stages)])
         return team
+
+    def leave_out(self, numbers: Collection[int]) -> None:
+        """Own micro-batches that are done already; before anything is played."""
+        for worker in self.workers:
+            worker.given.update(numbers)
+            worker.load -= len(numbers) * worker.cost
+            worker.left -= len(numbers) * worker.cost
 
     def split_off(self, member: int) -> Team:
         """`member` leaves, with a copy of all state."""
