@@ -17,7 +17,7 @@ Each part has a room of its own in `coordination`; here are only the ways into t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from resihp.config import JobConfig
 from resihp.ir.model import Plan
@@ -40,6 +40,7 @@ from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.coordination.settling import Settling
 from resihp.monitor.coordination.starting import Starting
 from resihp.monitor.incident import Incident
+from resihp.monitor.memory import Memory
 from resihp.monitor.planner import Planner
 from resihp.monitor.progress import Progress
 from resihp.wire.messages import (
@@ -150,21 +151,27 @@ class Coordinator:
         core = self._core
         core.now_s = now_s
         self._resuming.resume(entry, records)
+        self._rejoining.resumed()
         self._liveness.expect_all()
         return self._taken()
 
-    def remember(
-        self,
-        incidents: Sequence[Incident],
-        num_plans: int,
-        executors: Mapping[int, int],
-        told_lost: Collection[int],
-    ) -> None:
-        """What other coordinators of this job saw; `executors`: process numbers by rank."""
-        self._core.executors.update(executors)
-        self._core.told_lost.update(told_lost)
-        self._core.book.incidents[:0] = incidents
-        self._running.num_plans += num_plans
+    def remember(self, memory: Memory) -> None:
+        """What other coordinators of this job knew; before `resume`."""
+        self._core.executors.update(memory.executors)
+        self._core.told_lost.update(memory.told_lost)
+        self._core.book.incidents[:0] = memory.incidents
+        self._running.num_plans += memory.num_plans
+        self._rejoining.remember(memory)
+        self._saving.remember(memory.refused)
+
+    def stood_still(self, slept_s: float, now_s: float) -> list[Action]:
+        """This process did nothing for `slept_s`, until now: nobody else was late by that much."""
+        core = self._core
+        core.now_s = now_s
+        core.log("stood_still", slept_s=slept_s)
+        self._liveness.stood_still(slept_s)
+        self._rejoining.stood_still(slept_s)
+        return self._taken()
 
     def decided(self, generation: int, now_s: float) -> list[Action]:
         """A quorum has accepted the entry of `generation`."""

@@ -1,7 +1,8 @@
 """The coordinator of a job together with its lead over all nodes. Pure.
 
 What the coordinator decides goes through a quorum, what happens to nodes happens to their ranks,
-and nothing is done by a coordinator that does not lead. The server around it has the sockets.
+and nothing is done by a coordinator that does not lead, or is in doubt whether it does. The server
+around it has the sockets.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from resihp.monitor.actions import Action, Decide, Send
 from resihp.monitor.coordinator import Coordinator
-from resihp.monitor.quorum.leadership import (
+from resihp.monitor.quorum.leadership import Leadership
+from resihp.monitor.quorum.outcomes import (
+    Awake,
     Decided,
     Deposed,
     Followed,
-    Leadership,
     NodeLost,
     Outcome,
     ToNode,
@@ -45,10 +47,17 @@ class Helm:
         self._known_records = known_records
         self._stop_asked: tuple[str, int] | None = None
         """The job is to end as soon as we lead it: that, a monitor says only once."""
-        self._gone: set[int] = set()
-        """Ranks that monitors called gone before we led: that, they say only once."""
+        self._gone: dict[int, tuple[str, float | None]] = {}
+        """Ranks that monitors called gone while we did not lead, with evidence and time: that,
+        they say only once."""
+        self._completed: list[tuple[str, str, Sequence[str]]] = []
+        """What became of versions while we were in doubt."""
         self.was_over = False
         """The end was decided by a coordinator before; monitors believe that of anyone."""
+
+    def look(self, now_s: float) -> list[Order]:
+        """Before anything else that happens: whether this process stood still."""
+        return self._carry(self.leadership.look(now_s), now_s)
 
     # --- connections to monitors
 
@@ -80,11 +89,13 @@ class Helm:
         return orders
 
     def from_rank(self, rank: int, message: Message, now_s: float) -> list[Order]:
-        """A message of a rank."""
+        """A message of a rank; one that comes while we do not lead is said again then."""
+        orders = self.look(now_s)
+        if not self.leadership.has_won:
+            self._gone.pop(rank, None)
         if not self.leadership.leads:
-            self._gone.discard(rank)
-            return []
-        return self._perform(self.coordinator.receive(rank, message, now_s), now_s)
+            return orders
+        return orders + self._perform(self.coordinator.receive(rank, message, now_s), now_s)
 
     def rank_gone(
         self,
@@ -94,10 +105,12 @@ class Helm:
         seen_s: float | None = None,
     ) -> list[Order]:
         """The supervisor of a rank is gone, as its monitor saw at `seen_s`."""
+        orders = self.look(now_s)
         if not self.leadership.leads:
-            self._gone.add(rank)
-            return []
-        return self._perform(self.coordinator.disconnected(rank, now_s, evidence, seen_s), now_s)
+            self._gone[rank] = evidence, seen_s
+            return orders
+        actions = self.coordinator.disconnected(rank, now_s, evidence, seen_s)
+        return orders + self._perform(actions, now_s)
 
     # --- the rest
 
@@ -108,16 +121,22 @@ class Helm:
 
     def stop(self, reason: str, exit_code: int, now_s: float) -> list[Order]:
         """End the job, as soon as we lead it."""
+        orders = self.look(now_s)
         if not self.leadership.leads:
             self._stop_asked = reason, exit_code
-            return []
-        return self._perform(self.coordinator.stop(reason, exit_code, now_s), now_s)
+            return orders
+        return orders + self._perform(self.coordinator.stop(reason, exit_code, now_s), now_s)
 
     def completed(
         self, name: str, trouble: str, pruned: Sequence[str], now_s: float
     ) -> list[Order]:
         """What became of a version that was to be completed."""
-        return self._perform(self.coordinator.completed(name, trouble, pruned, now_s), now_s)
+        orders = self.look(now_s)
+        if not self.leadership.leads:
+            self._completed.append((name, trouble, pruned))
+            return orders
+        actions = self.coordinator.completed(name, trouble, pruned, now_s)
+        return orders + self._perform(actions, now_s)
 
     def tick(self, now_s: float) -> list[Order]:
         """Time passes."""
@@ -136,11 +155,17 @@ class Helm:
         return orders
 
     def _catch_up(self, now_s: float) -> list[Order]:
-        """What was heard before we led."""
-        gone, self._gone = sorted(self._gone), set()
-        orders = [order for rank in gone for order in self.rank_gone(rank, now_s)]
-        if self._stop_asked is not None:
-            orders += self.stop(*self._stop_asked, now_s)
+        """What was heard while we did not lead."""
+        orders: list[Order] = []
+        gone, self._gone = self._gone, {}
+        for rank, (evidence, seen_s) in sorted(gone.items()):
+            orders += self.rank_gone(rank, now_s, evidence, seen_s)
+        completed, self._completed = self._completed, []
+        for name, trouble, pruned in completed:
+            orders += self.completed(name, trouble, pruned, now_s)
+        stop_asked, self._stop_asked = self._stop_asked, None
+        if stop_asked is not None:
+            orders += self.stop(*stop_asked, now_s)
         return orders
 
     def _carry(self, outcomes: Sequence[Outcome], now_s: float) -> list[Order]:
@@ -158,6 +183,9 @@ class Helm:
                     records = self._known_records()
                     orders += self._perform(self.coordinator.resume(newest, records, now_s), now_s)
                     orders += self._catch_up(now_s)
+                case Awake(slept_s):
+                    actions = self.coordinator.stood_still(slept_s, now_s)
+                    orders += self._perform(actions, now_s) + self._catch_up(now_s)
                 case Decided(entry):
                     orders += self._perform(
                         self.coordinator.decided(entry.generation, now_s), now_s

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from resihp.monitor.incident import Incident
+from resihp.monitor.memory import Memory, memory_of
 from resihp.monitor.row_file import cut_rows, tail
 from resihp.wire.messages import StepRecord
 
@@ -32,13 +32,7 @@ class Past(NamedTuple):
     records: list[StepRecord]
     """Of the committed steps, from the first one on; empty ones where nobody wrote. Only the last
     ones have samples."""
-    incidents: list[Incident]
-    num_plans: int
-    """Generations that ran."""
-    executors: dict[int, int]
-    """Process number of the executor that each rank started last."""
-    told_lost: set[int]
-    """Ranks whose loss was told and that have not started an executor since."""
+    memory: Memory
 
 
 class _Metrics(msgspec.Struct):
@@ -55,16 +49,6 @@ class _Metrics(msgspec.Struct):
 class _Samples(msgspec.Struct):
     step: int
     samples: tuple[int, ...]
-
-
-class _Event(msgspec.Struct):
-    event: str
-    at_s: float
-    rank: int = -1
-    pid: int = -1
-    evidence: str = ""
-    hit_s: float | None = None
-    standby: bool = False
 
 
 def read_past(run_dir: Path) -> Past:
@@ -86,7 +70,7 @@ def read_past(run_dir: Path) -> Past:
             records.append(_record(row, samples.get(row.step, ())))
     if len(records) <= last:
         cut_rows(ledger, len(records))
-    return Past(records, *_told(_whole_rows(run_dir / "events.jsonl"), len(records)))
+    return Past(records, memory_of(_whole_rows(run_dir / "events.jsonl"), len(records)))
 
 
 def _decoded(rows: list[bytes], kind: type[_T]) -> list[_T]:
@@ -111,46 +95,6 @@ def _record(row: _Metrics, samples: tuple[int, ...]) -> StepRecord:
         duration_s=row.iteration_s,
         emulated=row.emulated,
     )
-
-
-def _told(rows: list[bytes], step: int) -> tuple[list[Incident], int, dict[int, int], set[int]]:
-    """Incidents, number of plans, executors and ranks told lost, from the events."""
-    incidents: list[Incident] = []
-    executors: dict[int, int] = {}
-    told_lost: set[int] = set()
-    num_plans = 0
-    open_ones: list[_Event] = []
-    for row in rows:
-        found = _decoded([row], _Event)
-        if not found:
-            continue
-        (event,) = found
-        match event.event:
-            case "executor_started":
-                executors[event.rank] = event.pid
-                told_lost.discard(event.rank)
-            case "running":
-                num_plans += 1
-            case "rank_lost":
-                told_lost.add(event.rank)
-                if not event.standby:
-                    open_ones.append(event)
-            case "incident":
-                incidents += _decoded([row], Incident)
-                open_ones.clear()
-            case _:
-                pass
-    if open_ones:
-        incidents.append(
-            Incident(
-                ranks=[event.rank for event in open_ones],
-                evidence="; ".join(event.evidence for event in open_ones),
-                detected_s=open_ones[0].at_s,
-                step=step,
-                hit_s=open_ones[0].hit_s,
-            )
-        )
-    return incidents, num_plans, executors, told_lost
 
 
 def _whole_rows(path: Path) -> list[bytes]:

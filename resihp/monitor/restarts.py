@@ -6,7 +6,7 @@ took part in gives all of it back. Pure: times go in, decisions come out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 __all__ = ["Restarts"]
 
@@ -23,6 +23,10 @@ class Restarts:
         self._pause_s = pause_s
         self._in_vain: dict[int, int] = {}
         self._due_s: dict[int, float] = {}
+
+    def remember(self, in_vain: Mapping[int, int]) -> None:
+        """Starts of ranks since they last took part in a step, under other coordinators."""
+        self._in_vain.update(in_vain)
 
     def in_vain(self, rank: int) -> int:
         """Starts of `rank` since it last took part in a step."""
@@ -59,7 +63,6 @@ class Restarts:
         self._in_vain[rank] = self.in_vain(rank) + 1
         return self._in_vain[rank] <= self._most
 
-    def took_part(self, ranks: Iterable[int]) -> None:
-        """`ranks` completed a step together."""
-        for rank in ranks:
-            self._in_vain.pop(rank, None)
+    def took_part(self, ranks: Iterable[int]) -> list[int]:
+        """`ranks` completed a step together; those that have their budget back by it."""
+        return [rank for rank in ranks if self._in_vain.pop(rank, 0)]

@@ -33,11 +33,8 @@ from resihp.monitor.links import Links
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.server import DEPOSED, HOPELESS
 from resihp.monitor.observations import ObservationLog
-from resihp.monitor.quorum.leadership import (
-    Deposed,
-    Leadership,
-    ToNode,
-)
+from resihp.monitor.quorum.leadership import Leadership
+from resihp.monitor.quorum.outcomes import Deposed, ToNode
 from resihp.monitor.rendezvous import Place, write_place
 from resihp.monitor.run_dir import RunDir
 from resihp.monitor.summary import step_line, summary
@@ -189,8 +186,9 @@ class CoordinatorServer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._timing.beat_s)
-            self._run_dir.flush()
             self._perform(self._helm.tick(self._clock.now_s()))
+            if self._helm.leadership.leads:
+                self._run_dir.flush()
 
     # --- monitors
 
@@ -210,6 +208,7 @@ class CoordinatorServer:
     def hear(self, node: int, message: NodeMessage) -> None:
         """See `Hearer`."""
         now_s = self._clock.now_s()
+        self._perform(self._helm.look(now_s))
         match message:
             case Promise() | Accepted() | Superseded():
                 self._perform(self._helm.answer(node, message, now_s))
@@ -223,6 +222,9 @@ class CoordinatorServer:
                 self._lose(message)
             case StopAsked():
                 self.stop(message.reason, message.exit_code)
+            case Drained():
+                self._drained.add(node)
+                self._check_left()
             case _ if self._helm.leadership.leads:
                 self._hear_node(node, message, now_s)
             case _:
@@ -241,16 +243,13 @@ class CoordinatorServer:
             case JournalRefused():
                 self._coordinator.journal_refused(node, message.why)
                 self._run_dir.event("no_vote", {"node": node, "why": message.why}, now_s)
-            case Drained():
-                self._drained.add(node)
-                self._check_left()
             case _:
                 raise AuthError(f"a monitor does not send {type(message).__name__}")
 
     def _known_records(self) -> list[StepRecord]:
         """Another coordinator led before: what it left in the run's directory."""
         past = self._run_dir.past()
-        self._coordinator.remember(past.incidents, past.num_plans, past.executors, past.told_lost)
+        self._coordinator.remember(past.memory)
         return past.records
 
     def _won(self) -> None:

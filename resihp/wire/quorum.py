@@ -29,6 +29,7 @@ __all__ = [
 Term = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Node = Annotated[int, Meta(ge=0, le=1 << 20)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 20)]
+Number = Annotated[int, Meta(ge=0)]
 Candidate = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -57,6 +58,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What generation `base` runs; empty where it is 0."""
     base_steady_plan: str = ""
     """As `steady_plan`, of `base_plan`."""
+    waits_for_boundary: bool = False
+    """Another partition of the layers waits until the iteration is over that `plan` redoes."""
     commit: Commit
     alive: tuple[Rank, ...]
     lost: tuple[Rank, ...]
@@ -81,6 +84,8 @@ class Lead(_QuorumMessage, frozen=True, kw_only=True):
     is_probe: bool = False
     """Only asks whether it would be promised, which changes nothing. Who cannot win finds out so,
     and does not keep a node from following who does."""
+    number: Number = 0
+    """Comes back with the answer."""
 
 
 class Propose(_QuorumMessage, frozen=True, kw_only=True):
@@ -94,7 +99,7 @@ class Leads(_QuorumMessage, frozen=True, kw_only=True):
     """The coordinator of `term` leads, and heard a quorum and beat `number` of this node."""
 
     term: Term
-    number: Annotated[int, Meta(ge=0)]
+    number: Number
 
 
 # --- monitor -> coordinator
@@ -108,6 +113,8 @@ class Promise(_QuorumMessage, frozen=True, kw_only=True):
     """The newest that this node accepted."""
     is_probe: bool = False
     """Nothing was promised: it would be."""
+    number: Number = 0
+    """Of the question."""
 
 
 class Superseded(_QuorumMessage, frozen=True, kw_only=True):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from jobs import Job, Run, complete, running, train_command
+from jobs import Job, Run, complete, descendants, running, train_command
 
 pytestmark = pytest.mark.timeout(180)
 
 STEPS = 400
 """Enough that somebody leads again before the last one."""
 PAIR = Job(steps=STEPS, tp=1, pp=1, dp=2)
+SLEEP_S = 8.0
+"""Longer than `silent_s` and `unheard_s`."""
 COORDINATOR, MONITOR = "resihp.monitor.leader", "resihp.monitor.node"
 
 
@@ -44,6 +47,25 @@ def test_training_goes_on_without_coordinator_or_monitor(
     terms = [event["term"] for event in run.events("leads")]
     assert terms == sorted(set(terms))
     assert len(terms) == 2
+
+
+def test_a_machine_that_slept_goes_on_as_if_nothing_had_been(tmp_path: Path, corpus: Path) -> None:
+    """All processes are stopped for longer than any of them may be silent: none blames another."""
+    job = Job(steps=60, tp=1, pp=1, dp=2)
+    with running(train_command(job.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(5)
+        pids = [run.process.pid, *sorted(descendants(run.process.pid))]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(SLEEP_S)
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+        assert run.finish() == 0, run.text
+    assert "0 of 0 failures survived, 1 plan used" in run.text
+    assert [row["step"] for row in run.rows("ledger")] == list(range(60))
+    assert len(run.events("executor_started")) == 2
+    assert len(run.events("leads")) == 1
+    assert max(event["slept_s"] for event in run.events("stood_still")) > 0.9 * SLEEP_S
 
 
 @pytest.mark.parametrize("kind", ["hang_coordinator", "hang_monitor"])

@@ -20,6 +20,15 @@ from resihp.wire.messages import Deploy, StepRecord
 from resihp.wire.timing import Timing
 
 NUM_STEPS = 4
+RARE_EVENTS = (
+    "adopted",
+    "evict",
+    "not_adopted",
+    "not_heard",
+    "reopen",
+    "resumed",
+    "stood_still",
+)
 
 
 class Cluster:
@@ -55,6 +64,8 @@ class Cluster:
         self._reported: dict[int, str] = {}
         """Which coordinator said so last, by step."""
         self._leads: dict[int, str] = {}
+        self._won_s: dict[int, float] = {}
+        """Since when somebody leads, by term."""
         self.ends: list[tuple[CoordinatorProcess, End]] = []
         world = self.job.parallel.world
         self._per_node = world // num_nodes
@@ -205,18 +216,34 @@ class Cluster:
             return
         term = helm.leadership.term
         known = self._leads.setdefault(term, process.name)
+        self._won_s.setdefault(term, self.time.now_s)
         assert known == process.name, f"two coordinators lead in term {term}"
         phase = helm.coordinator.phase
         if self._phases.get(process.name) is not phase:
             self._phases[process.name] = phase
             self.on_phase(process, phase)
 
+    def acted(self, process: CoordinatorProcess, order: object) -> None:
+        """A coordinator does something: nobody else has led for longer than it may not know.
+
+        It gives up when it hears no quorum for `silent_s`, and may stand still unnoticed for a
+        lease; whoever takes over has promises that it was not told of.
+        """
+        assert process.helm is not None
+        if process.helm.was_over:
+            return  # it passes on the end, which holds whoever leads
+        term, bound_s = process.helm.leadership.term, self.timing.silent_s + self.timing.lease_s
+        newer_s = [won_s for newer, won_s in self._won_s.items() if newer > term]
+        if newer_s:
+            late_s = self.time.now_s - min(newer_s)
+            assert late_s < 1.5 * bound_s, f"replaced for {late_s:.1f} s, and did {order}"
+
     def told(self, process: CoordinatorProcess, order: PlanMade | Log) -> None:
         """What a coordinator writes into the run's directory."""
         if isinstance(order, PlanMade):
             known = self._told.setdefault(order.generation, order.text)
             assert known == order.text, f"two plans of generation {order.generation} decided"
-        elif order.kind in ("resumed", "adopted", "not_adopted", "not_heard", "reopen", "evict"):
+        elif order.kind in RARE_EVENTS:
             self.rarity(order.kind)
 
     def coordinator_ends(self, process: CoordinatorProcess, end: End) -> None:

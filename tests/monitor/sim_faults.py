@@ -23,9 +23,9 @@ SHAPES = [
 LIMIT_S = 3000.0
 LEGAL_REASONS = {
     "finished": "",
-    "no plan can carry": "kuUhnNpo",
-    "no rank is left": "kuUhnNpo",
-    "no quorum of nodes": "nNpo",
+    "no plan can carry": "kuUhnNLpo",
+    "no rank is left": "kuUhnNLpo",
+    "no quorum of nodes": "nNLpo",
     "before the start": "",
     "did not get ready": "",
     "no instruction finished": "h",
@@ -64,6 +64,7 @@ class Faults:
             "b": self.break_link,
             "n": self.lose_node,
             "N": self.pause_node,
+            "L": self.pause_leader,
             "p": self.partition,
             "o": self.deafen,
         }
@@ -153,6 +154,13 @@ class Faults:
             self.cluster.rarity("node paused")
             self._for_a_while(node, 40.0)
 
+    def pause_leader(self) -> None:
+        """The machine of whoever leads; what comes meanwhile waits in its sockets."""
+        leaders = [each for each in self.cluster.coordinators if each.leads]
+        for process in self._one([each for each in leaders if not each.node.is_over]):
+            self.cluster.rarity("leader paused")
+            self._for_a_while(process.node, 40.0)
+
     def partition(self) -> None:
         """Two sides that hear nothing of each other, for a while."""
         nodes = range(len(self.cluster.nodes))
@@ -238,8 +246,9 @@ FAMILIES = {
     "links": Family("bbcmMw", 6, ends=("finished", "times in a row")),
     "mixed": Family("kuUhbcCmMw", 6),
     "nodes": Family("nNpo", 3),
+    "pauses": Family("LLNk", 4),
     "partitions": Family("po", 4),
-    "everything": Family("kuUhbcCmMwnNpo", 7),
+    "everything": Family("kuUhbcCmMwnNLpo", 7),
     "start": Family("kucmnpo", 2, at_start=True),
 }
 """By name. Control plane alone: training is never lost, whoever dies."""
@@ -264,7 +273,7 @@ def _outcome(ends: list[tuple[int, str]], struck: set[str], kind: Family) -> str
         assert not causes or struck.intersection(causes), f"{reason}, of faults {sorted(struck)}"
         is_start = words[0] in ("before the start", "did not get ready")
         # Before the first plan is decided, whoever takes over begins with the start again.
-        begins_again = kind.at_start or struck.intersection("nNpo")
+        begins_again = kind.at_start or struck.intersection("nNLpo")
         assert begins_again or not is_start, reason
     if not ends:
         return "all nodes lost"

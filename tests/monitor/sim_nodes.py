@@ -19,7 +19,8 @@ from resihp.monitor.coordinator import Coordinator
 from resihp.monitor.helm import Helm, Order
 from resihp.monitor.node.roster import Roster
 from resihp.monitor.quorum.acceptor import Kept, answer_lead, answer_propose
-from resihp.monitor.quorum.leadership import Deposed, Leadership, ToNode
+from resihp.monitor.quorum.leadership import Leadership
+from resihp.monitor.quorum.outcomes import Deposed, ToNode
 from resihp.monitor.quorum.watch import Watch
 from resihp.wire.messages import Beat, Fence, Message, StepRecord, Stop
 from resihp.wire.quorum import Accepted, Lead, Leads, Promise, Propose, Superseded
@@ -158,6 +159,7 @@ class Monitor(Process):
         node, now_s = self.node, self.time.now_s
         if node.ended is not None:
             return
+        self.roster.tick(now_s)
         if self.leader is not None:
             beat = NodeBeat(self.watch.beats(now_s), self.roster.take_beats())
             self.leader.send(self, beat)
@@ -369,6 +371,10 @@ class CoordinatorProcess(Process):
 
     # --- what it does
 
+    @property
+    def leads(self) -> bool:
+        return self.helm is not None and self.helm.leadership.leads
+
     def steer(self, decide: Callable[[Helm, float], list[Order]]) -> None:
         if self.dead:
             return
@@ -381,6 +387,8 @@ class CoordinatorProcess(Process):
     def carry_out(self, order: Order) -> None:
         if self.dead:
             return
+        if not isinstance(order, ToNode | Deposed):
+            self.cluster.acted(self, order)
         match order:
             case ToNode(number, message):
                 if number in self.wires:

@@ -107,6 +107,10 @@ def orders_to_kill_are_given_once(patch: Patch) -> None:
     patch.setattr(Repeating, "reached", forget)
 
 
+def who_stood_still_leads_on(patch: Patch) -> None:
+    patch.setattr(leadership.Leadership, "_look", lambda self, now_s: None)
+
+
 MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     any_node_is_a_quorum: ("partitions", "nodes"),
     half_is_a_quorum: ("partitions", "nodes"),
@@ -116,6 +120,7 @@ MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     plans_are_deployed_undecided: ("nodes", "everything"),
     journals_are_lost: ("everything", "mixed"),
     orders_to_kill_are_given_once: ("mixed",),
+    who_stood_still_leads_on: ("pauses",),
 }
 
 

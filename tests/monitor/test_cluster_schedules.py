@@ -26,13 +26,14 @@ def test_every_schedule_ends_as_it_may(family: str):
 def test_the_schedules_reach_the_rare_cases():
     """What the invariants are for does happen."""
     seen: set[str] = set()
-    for family in ("monitors", "control", "everything", "partitions"):
+    for family in ("monitors", "control", "everything", "partitions", "pauses"):
         for seed in range(1000, 1000 + NUM_SCHEDULES):
             seen |= run_schedule(family, seed)[1]
     assert seen >= {
         "adopted",
         "coordinator deposed",
         "end learned from a monitor",
+        "leader paused",
         "monitor restarted",
         "node fenced itself",
         "node lost",
@@ -40,6 +41,7 @@ def test_the_schedules_reach_the_rare_cases():
         "one-way partition",
         "partition",
         "rolled forward",
+        "stood_still",
         "supervisor reconnects",
     }
 

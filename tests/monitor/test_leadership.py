@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import pytest
 from quorum_cases import entry_of
 
-from resihp.monitor.quorum.leadership import (
+from resihp.monitor.quorum.leadership import Leadership
+from resihp.monitor.quorum.outcomes import (
+    Awake,
     Decided,
     Deposed,
-    Leadership,
+    Followed,
     NodeLost,
     Outcome,
     ToNode,
@@ -59,6 +62,20 @@ def probes(outcomes: list[Outcome]) -> list[bool]:
     return [message.is_probe for message in sent if isinstance(message, Lead)]
 
 
+def passes(
+    lead: Leadership, since_s: float, until_s: float, beating: Collection[int] = ()
+) -> list[Outcome]:
+    """Time, with the beats of some nodes; what comes of it."""
+    out: list[Outcome] = []
+    now_s = since_s
+    while now_s < until_s:
+        now_s = min(now_s + TIMING.beat_s, until_s)
+        for node in beating:
+            out += lead.beat(node, 1, now_s)
+        out += lead.tick(now_s)
+    return out
+
+
 # --- the coordinator
 
 
@@ -94,11 +111,10 @@ def test_what_is_not_decided_is_proposed_again():
         lead.receive(node, Promise(term=4, entry=None), 0.0)
     assert messages(lead.propose(entry_of(0, 1)), Propose) == [0, 1]
     late_s = 1.5 * TIMING.lease_s
-    assert messages(lead.tick(late_s), Propose) == [0, 1]
-    assert not messages(lead.tick(late_s + TIMING.beat_s), Propose)
+    assert messages(passes(lead, 0.0, late_s), Propose) == [0, 1]
     for node in (0, 1):
         lead.receive(node, Accepted(term=4, generation=1), late_s)
-    assert not messages(lead.tick(2 * late_s), Propose)
+    assert not messages(passes(lead, late_s, 2 * late_s), Propose)
 
 
 def test_what_is_found_is_proposed_again_and_at_last_under_a_newer_term():
@@ -126,7 +142,7 @@ def test_a_coordinator_that_is_overtaken_asks_with_a_newer_term():
     lead.connected(0, 0.0)
     lead.receive(0, Superseded(promised=9, is_led=False), 0.0)
     assert not lead.tick(TIMING.lease_s / 2)
-    assert messages(lead.tick(2 * TIMING.lease_s), Lead) == [0]
+    assert messages(lead.tick(1.2 * TIMING.lease_s), Lead) == [0]
     assert lead.term == 10
 
 
@@ -165,13 +181,10 @@ def test_an_entry_goes_to_all_who_follow_and_again_to_who_comes_back():
 def test_a_node_is_lost_when_it_is_silent_or_nobody_listens_there():
     """The next generation is decided without its vote in the one after."""
     lead = leading()
-    silent_s = TIMING.silent_s + 1
-    lead.beat(0, 1, silent_s)
-    lead.beat(1, 1, silent_s)
-    lost, *others = lead.tick(silent_s)
-    assert isinstance(lost, NodeLost)
-    assert messages(others, Lead) == [2]  # should it come back
-    assert lost.node == 2
+    silent_s = TIMING.silent_s + TIMING.lease_s
+    out = passes(lead, 0.0, silent_s, beating=(0, 1))
+    assert [each.node for each in out if isinstance(each, NodeLost)] == [2]
+    assert messages(out, Lead) == [2]  # should it come back
     lead.propose(entry_of(0, 8))
     lead.receive(0, Accepted(term=4, generation=8), silent_s)
     (decided,) = lead.receive(1, Accepted(term=4, generation=8), silent_s)
@@ -212,11 +225,121 @@ def test_beats_that_are_lost_late_or_doubled_are_no_verdict(lost: float):
 def test_a_coordinator_without_a_quorum_gives_up():
     """And answers no beat before it does, so that nodes on its side know."""
     lead = leading()
-    later_s = TIMING.silent_s + 1
+    later_s = TIMING.silent_s + TIMING.beat_s / 2
+    assert not passes(lead, 0.0, TIMING.silent_s)
     assert not messages(lead.beat(2, 1, later_s), Leads)
     (deposed,) = lead.tick(later_s)
     assert isinstance(deposed, Deposed)
     assert not lead.leads
+
+
+# --- that stood still
+
+SLEPT_S = 20 * TIMING.lease_s
+PROPOSAL = entry_of(0, 8)
+
+
+def asked(outcomes: list[Outcome]) -> dict[int, Lead]:
+    """The questions for the lead, by node."""
+    return {
+        each.node: each.message
+        for each in outcomes
+        if isinstance(each, ToNode) and isinstance(each.message, Lead)
+    }
+
+
+def answer(question: Lead) -> Promise:
+    return Promise(term=question.term, entry=None, number=question.number)
+
+
+def test_who_stood_still_does_nothing_before_a_quorum_answers_what_it_asks_then():
+    """Beats and answers that waited in its sockets are old; all that it must know comes again."""
+    lead = leading()
+    lead.propose(PROPOSAL)
+    questions = asked(lead.beat(0, 9, SLEPT_S))
+    assert questions.keys() == {0, 1, 2}
+    assert not lead.leads
+    for node in range(3):
+        assert not lead.receive(node, Promise(term=4, entry=None), SLEPT_S)
+        assert not lead.receive(node, Accepted(term=4, generation=8), SLEPT_S)
+        assert not lead.beat(node, 10, SLEPT_S)
+        assert not lead.refused(node, SLEPT_S)
+    assert messages(lead.receive(1, answer(questions[1]), SLEPT_S), Propose) == [1]
+    assert not lead.leads
+    out = lead.receive(2, answer(questions[2]), SLEPT_S + 0.5)
+    assert [each for each in out if not isinstance(each, ToNode)] == [
+        Awake(SLEPT_S + 0.5),
+        Followed(1),
+        Followed(2),
+    ]
+    assert lead.leads
+    assert messages(lead.beat(2, 11, SLEPT_S + 0.5), Leads) == [2]
+    assert [type(each) for each in lead.receive(0, answer(questions[0]), SLEPT_S + 0.6)] == [
+        ToNode,
+        Followed,
+    ]
+
+
+def test_who_stood_still_blames_no_node_for_it():
+    """From then on they have as long as ever to be heard."""
+    lead = leading()
+    questions = asked(lead.tick(SLEPT_S))
+    for node in range(2):
+        lead.receive(node, answer(questions[node]), SLEPT_S)
+    out = passes(lead, SLEPT_S, SLEPT_S + TIMING.silent_s, beating=(0, 1))
+    assert not [each for each in out if isinstance(each, NodeLost)]
+    late_s = SLEPT_S + TIMING.silent_s
+    out = passes(lead, late_s, late_s + TIMING.beat_s, beating=(0, 1))
+    assert [each.node for each in out if isinstance(each, NodeLost)] == [2]
+
+
+def test_who_stood_still_gives_up_where_no_quorum_answers_or_one_node_follows_another():
+    """It asks again as ever."""
+    lead = leading()
+    questions = asked(lead.tick(SLEPT_S))
+    lead.receive(2, answer(questions[2]), SLEPT_S)
+    out = passes(lead, SLEPT_S, SLEPT_S + TIMING.silent_s + TIMING.beat_s)
+    assert asked(out).keys() == {0, 1}
+    (deposed,) = (each for each in out if isinstance(each, Deposed))
+    assert f"it stood still for {SLEPT_S:.1f} s" in deposed.why
+    other = leading()
+    other.tick(SLEPT_S)
+    (deposed,) = other.receive(1, Superseded(promised=6, is_led=True), SLEPT_S)
+    assert isinstance(deposed, Deposed)
+
+
+def test_who_stands_still_once_more_asks_once_more():
+    """Answers to the first question are old by then."""
+    lead = leading()
+    first = asked(lead.tick(SLEPT_S))
+    second = asked(lead.tick(2 * SLEPT_S))
+    assert first.keys() == second.keys() == {0, 1, 2}
+    for node in range(3):
+        assert not lead.receive(node, answer(first[node]), 2 * SLEPT_S)
+    lead.receive(0, answer(second[0]), 2 * SLEPT_S)
+    out = lead.receive(1, answer(second[1]), 2 * SLEPT_S)
+    assert Awake(2 * SLEPT_S) in out
+
+
+def test_who_stands_still_on_its_way_to_the_lead_begins_again():
+    """Under a newer term: what was promised before may have been promised to another since."""
+    lead = asking()
+    for node in range(3):
+        lead.connected(node, 0.0)
+    assert not lead.receive(0, Promise(term=4, entry=None), 0.0)
+    out = lead.receive(1, Promise(term=4, entry=None), SLEPT_S)
+    assert {(each.term, each.is_probe) for each in asked(out).values()} == {(5, True)}
+    assert not lead.leads
+    settles = asking()
+    for node in range(2):
+        settles.connected(node, 0.0)
+        settles.receive(node, Promise(term=4, entry=entry_of(3, 7)), 0.0)
+    settles.receive(0, Accepted(term=4, generation=7), 0.0)
+    settles.receive(1, Accepted(term=4, generation=7), SLEPT_S)
+    assert not settles.leads
+
+
+# --- the end of hope
 
 
 def test_nobody_asks_for_a_lead_that_nodes_that_are_gone_for_good_would_have_to_give():

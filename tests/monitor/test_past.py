@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from resihp.monitor.memory import Memory
 from resihp.monitor.run_dir import RunDir
 from resihp.wire.messages import StepRecord
 
@@ -39,9 +40,7 @@ def test_committed_steps_are_read_back(run_dir: RunDir):
     """As they were written, to the last digit."""
     past = run_dir.past()
     assert past.records == [record(step) for step in range(3)]
-    assert past.num_plans == 1
-    assert past.executors == {1: 6}
-    assert past.incidents == []
+    assert past.memory == Memory(num_plans=1, executors={1: 6}, starting={1})
 
 
 @pytest.mark.parametrize("num_bytes", [1, 10])
@@ -64,7 +63,7 @@ def test_a_loss_that_nobody_has_recovered_from_is_an_open_incident(run_dir: RunD
     late = RunDir(run_dir.path)
     late.event("rank_lost", {"rank": 1, "evidence": "gone", "last_words": ""}, 9.0)
     late.close()
-    (incident,) = run_dir.past().incidents
+    (incident,) = run_dir.past().memory.incidents
     assert (incident.ranks, incident.detected_s, incident.step) == ([1], 9.0, 3)
     assert incident.resumed_s is None
 
@@ -77,8 +76,9 @@ def test_who_is_lost_has_started_no_executor_since(run_dir: RunDir):
         late.event("rank_lost", lost, 9.0)
     late.event("executor_started", {"rank": 2, "pid": 7}, 9.5)
     late.close()
-    assert run_dir.past().told_lost == {1}
-    assert run_dir.past().incidents == []
+    memory = run_dir.past().memory
+    assert memory.told_lost == {1}
+    assert memory.incidents == []
 
 
 def test_damaged_rows_are_passed_over(run_dir: RunDir):
@@ -91,7 +91,7 @@ def test_damaged_rows_are_passed_over(run_dir: RunDir):
     events.write_bytes(b"\0\0\0\n" + events.read_bytes())
     past = run_dir.past()
     assert past.records == [record(0), StepRecord.empty(1), record(2)]
-    assert past.executors == {1: 6}
+    assert past.memory.executors == {1: 6}
 
 
 def test_a_step_that_is_in_the_ledger_only_does_not_count(run_dir: RunDir):

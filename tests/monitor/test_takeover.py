@@ -8,6 +8,7 @@ from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
 from resihp.monitor.actions import Log, PlanMade, StepCommitted
 from resihp.monitor.coordinator import Phase
 from resihp.monitor.incident import Incident
+from resihp.monitor.memory import Memory
 from resihp.wire.address import Address
 from resihp.wire.messages import (
     Beat,
@@ -222,7 +223,7 @@ def test_a_loss_that_was_told_is_not_told_again():
     """Nobody decided on a plan without it: it is lost once more, to one incident and event."""
     desk = Desk()
     incident = Incident(ranks=[3], evidence="gone", detected_s=1.0, step=1)
-    desk.coordinator.remember([incident], 1, {}, {3})
+    desk.coordinator.remember(Memory([incident], num_plans=1, told_lost={3}))
     desk.take_over(desk.entry(version=1))
     desk.say(3, exited())
     assert desk.phase is Phase.SETTLING

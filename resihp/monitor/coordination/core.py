@@ -64,7 +64,7 @@ class Core:
         self.executors: dict[int, int] = {}
         """Process number of the newest executor of each rank, as far as it was said."""
         self.told_lost: set[int] = set()
-        """Ranks whose loss an earlier coordinator told, and which are lost once more to this one
+        """Ranks whose end an earlier coordinator told: to this one it is no news, nor their loss
         where no plan without them was decided on."""
         self.ready: dict[int, Ready] = {}
         self.has_resumed = False

@@ -48,6 +48,7 @@ class Deciding:
             voters=(),
             plan=plan.text,
             steady_plan=_steady(plan),
+            waits_for_boundary=plan.waits_for_boundary,
             base=core.base,
             base_plan=core.base_plan.text if core.base_plan is not None else "",
             base_steady_plan=_steady(core.base_plan),

@@ -7,6 +7,7 @@ from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.hanging import Hanging
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
+from resihp.monitor.own_sleep import put_off
 from resihp.monitor.progress import Progress
 from resihp.wire.messages import FATAL, Beat, Fault, NoBuddyCopy, Trouble
 
@@ -80,6 +81,15 @@ class Liveness:
         if self._progress.is_paused(core.alive, core.now_s):
             core.phase_since_s = core.now_s
             self._progress.moved(core.now_s)
+
+    def stood_still(self, slept_s: float) -> None:
+        """We did, for `slept_s`: all that we wait for has so much longer, and may have moved."""
+        core = self._core
+        core.phase_since_s = min(core.phase_since_s + slept_s, core.now_s)
+        if core.round.trouble_since_s is not None:
+            core.round.trouble_since_s = core.now_s
+        put_off((self.heard_s, self._evicted_s), slept_s, core.now_s)
+        self._progress.moved(core.now_s)
 
     def in_trouble(self) -> bool:
         """Whether something broke so long ago that a lost rank would have been found by now."""

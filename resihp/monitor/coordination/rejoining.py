@@ -19,6 +19,8 @@ from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.incident import listed
 from resihp.monitor.last_words import how_it_ended
 from resihp.monitor.layout_line import layout_line
+from resihp.monitor.memory import Memory
+from resihp.monitor.own_sleep import put_off
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.restarts import Restarts
 from resihp.wire.messages import ExecutorExited, Ready, Respawn
@@ -52,12 +54,33 @@ class Rejoining:
         """Ranks whose supervisor is there and has no executor."""
         self._idle_s: dict[int, float] = {}
         """Since when supervisors beat of which nothing else is known."""
+        self._given_up: set[int] = set()
+        """Ranks that are not started any more, as was told."""
+        self._perhaps_returned: set[int] = set()
+        """Under the coordinator before; they say so again."""
         self._growth: Growth | None = None
         self._considered: tuple[frozenset[int], int] = frozenset(), 0
         """Returned ranks that growing was not worth it for, and when to ask again."""
         self._left_s = 0.0
         self._stood_s: float | None = None
         """Between two steps the last time that the plan grew."""
+
+    # --- taking over
+
+    def remember(self, memory: Memory) -> None:
+        """What ranks did under other coordinators counts under this one."""
+        self._restarts.remember(memory.starts)
+        self._trust = Trust(memory.trust)
+        self._given_up.update(memory.given_up)
+        self._starting_s = dict.fromkeys(memory.starting, self._core.now_s)
+        self._perhaps_returned.update(memory.returned)
+
+    def resumed(self) -> None:
+        """Which ranks are lost is known: what is remembered of the others is over."""
+        core = self._core
+        self._perhaps_returned.intersection_update(core.lost)
+        starting = self._starting_s.keys() & core.lost
+        self._starting_s = dict.fromkeys(starting, core.now_s)
 
     # --- away
 
@@ -66,8 +89,15 @@ class Rejoining:
         self._see(len(self._core.records))
 
     def _see(self, iteration: int) -> None:
-        away = set(self._core.lost) - self._core.returned
+        core, before = self._core, self._trust.records
+        away = set(core.lost) - core.returned - self._perhaps_returned
         self._trust = self._trust.seen(iteration, away, self._patience)
+        for rank in sorted(before.keys() | self._trust.records.keys()):
+            record = self._trust.records.get(rank)
+            if record is None:
+                core.log("forgiven", rank=rank)
+            elif record != before.get(rank):
+                core.log("trust", rank=rank, relapses=record.relapses, good_since=record.good_since)
 
     def lost(self, rank: int) -> None:
         """The executor of a rank died, and its supervisor can start another one."""
@@ -77,7 +107,8 @@ class Rejoining:
         self.distrust()
         if self._restarts.plan(rank, core.now_s):
             self._respawn()
-        elif core.job.rejoin.restarts:
+        elif core.job.rejoin.restarts and rank not in self._given_up:
+            self._given_up.add(rank)
             many = self._restarts.in_vain(rank)
             core.log("given_up", rank=rank, starts=many)
             core.say(f"rank {rank} is not started again: {many} starts without a step of its own")
@@ -142,6 +173,7 @@ class Rejoining:
         self._starting_s.pop(rank, None)
         self._idle_s.pop(rank, None)
         self._dead.discard(rank)
+        self._perhaps_returned.discard(rank)
         self._core.round.fenced.pop(rank, None)  # that was for the executor before
 
     def _respawn(self) -> None:
@@ -165,6 +197,10 @@ class Rejoining:
                 core.log("not_ready", rank=rank, waited_s=core.now_s - since_s)
                 self.lost(rank)  # a new start ends the one that hangs
 
+    def stood_still(self, slept_s: float) -> None:
+        """This process did, for `slept_s`: starts have so much longer."""
+        put_off((self._starting_s, self._idle_s), slept_s, self._core.now_s)
+
     # --- back, but not yet counted on
 
     def started(self, rank: int) -> None:
@@ -174,7 +210,9 @@ class Rejoining:
         if rank in self._starting_s:
             return
         self._starting_s[rank] = core.now_s
-        if not self._restarts.started(rank):
+        is_allowed = self._restarts.started(rank)
+        core.log("start_counted", rank=rank, start=self._restarts.in_vain(rank))
+        if not is_allowed:
             core.send(rank, core.fence(rank, "its starts are used up"))
 
     def exited(self, rank: int, message: ExecutorExited) -> None:
@@ -183,8 +221,9 @@ class Rejoining:
         if rank in self._dead:
             return
         core.book.forget(rank)
-        how = how_it_ended(message)
-        core.log("died_again", rank=rank, how=how, last_words=message.last_words)
+        if rank not in core.told_lost:
+            how = how_it_ended(message)
+            core.log("died_again", rank=rank, how=how, last_words=message.last_words)
         self.lost(rank)
 
     def ready(self, rank: int, message: Ready) -> None:
@@ -209,8 +248,11 @@ class Rejoining:
         """A step is complete: whoever took part made progress, and the plan may grow."""
         core = self._core
         assert core.plan is not None
-        self._restarts.took_part(core.plan.plan.active_ranks)
+        proved = self._restarts.took_part(core.plan.plan.active_ranks)
+        self._given_up.difference_update(proved)
         iteration = len(core.records) - 1
+        if proved:
+            core.log("took_part", ranks=sorted(proved), step=iteration)
         self._see(iteration)
         if core.phase is Phase.RUNNING and self._growth is None and core.returned:
             self._consider(iteration)

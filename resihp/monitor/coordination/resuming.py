@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from resihp.ir.parser import parse
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
@@ -39,7 +41,9 @@ class Resuming:
         core.alive = set(entry.alive)
         core.lost = list(entry.lost)
         core.generation = entry.generation
-        core.plan = _verified(entry.plan, entry.steady_plan)
+        core.plan = msgspec.structs.replace(
+            _verified(entry.plan, entry.steady_plan), waits_for_boundary=entry.waits_for_boundary
+        )
         core.base = entry.base
         core.base_plan = _verified(entry.base_plan, entry.base_steady_plan) if entry.base else None
         if core.base_plan is not None:

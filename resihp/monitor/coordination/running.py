@@ -82,10 +82,16 @@ class Running:
             self._end_waiting(record.step)
 
     def _end_waiting(self, step: int) -> None:
-        """A partition that waited for the end of the iteration that was redone comes now."""
+        """A partition that waited for the end of the iteration that was redone comes now.
+
+        Later only where the coordinator that was to ask for it is gone.
+        """
         core = self._core
         plan = core.plan
-        if plan is None or not plan.waits_for_boundary or plan.at(step) is not plan:
+        if plan is None or not plan.waits_for_boundary or core.round.asked_to_yield is not None:
+            return
+        resume = plan.plan.resume
+        if resume is None or step < resume.step:
             return
         core.log("repartition", step=step)
         core.ask_to_yield()

@@ -8,7 +8,7 @@ the job is to end before its last step, survivors settle, write what they hold, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -121,6 +121,11 @@ class Saving:
         if any(each.name == name for each in self.versions):
             self.versions = [each for each in self.versions if each.name != name]
             core.say(f"saved version refused: {why}")
+
+    def remember(self, refused: Collection[str]) -> None:
+        """Versions that were refused under another coordinator."""
+        self._refused.update(refused)
+        self.versions = [each for each in self.versions if each.name not in self._refused]
 
     def _position(self) -> Position:
         ready = next(iter(self._core.ready.values()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from resihp.monitor.own_sleep import OwnSleep, put_off
 from resihp.wire.messages import Beat
 from resihp.wire.timing import Timing
 
@@ -23,6 +24,7 @@ class Roster:
     ) -> None:
         """`was_restarted`: supervisors knew an earlier monitor and must come back soon."""
         self._timing = timing
+        self._sleep = OwnSleep(timing.lease_s, now_s)
         self._awaited_until_s = now_s + timing.silent_s if was_restarted else None
         self._awaited = set(ranks)
         self._heard_s: dict[int, float] = {}
@@ -54,6 +56,16 @@ class Roster:
         self._stopped_since_s.pop(rank, None)
         self._beats.pop(rank, None)
         self.gone[rank] = evidence
+
+    def tick(self, now_s: float) -> None:
+        """Once per beat, before ranks are judged: where we stood still, nobody was silent."""
+        slept_s = self._sleep.look(now_s)
+        self._sleep.tick(now_s)
+        if not slept_s:
+            return
+        put_off((self._heard_s, self._stopped_since_s), slept_s, now_s)
+        if self._awaited_until_s is not None:
+            self._awaited_until_s += slept_s
 
     def take_beats(self) -> dict[int, Beat]:
         """The newest beat of each rank since the last call."""

@@ -111,6 +111,7 @@ class Supervisors:
     def tick(self, number: int) -> NodeBeat:
         """Once per beat: who is stopped, silent or missed; the beat of this node."""
         now_s = self._clock.now_s()
+        self._roster.tick(now_s)
         stopped = [rank for rank, handle in self._handles.items() if is_stopped(handle.pid)]
         for rank, evidence in self._roster.to_kill(stopped, now_s).items():
             self.evict(rank, evidence)

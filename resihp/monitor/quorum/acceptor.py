@@ -39,15 +39,16 @@ def answer_lead(kept: Kept, message: Lead, *, is_led: bool) -> Answer:
     `is_led`: the coordinator that has our promise was heard just now. Then nobody else gets one, so
     that a node that is cut off on one side only does not take the lead from one who serves all.
     """
+    promise = Promise(
+        term=message.term, entry=kept.entry, is_probe=message.is_probe, number=message.number
+    )
     is_same = (message.term, message.candidate) == (kept.promised, kept.candidate)
     if not is_same:
         if message.term <= kept.promised or is_led:
             return Answer(kept, Superseded(promised=kept.promised, is_led=is_led))
-        if message.is_probe:
-            return Answer(kept, Promise(term=message.term, entry=kept.entry, is_probe=True))
-        kept = msgspec.structs.replace(kept, promised=message.term, candidate=message.candidate)
-    reply = Promise(term=message.term, entry=kept.entry, is_probe=message.is_probe)
-    return Answer(kept, reply)
+        if not message.is_probe:
+            kept = msgspec.structs.replace(kept, promised=message.term, candidate=message.candidate)
+    return Answer(kept, promise)
 
 
 def answer_propose(kept: Kept, message: Propose) -> Answer:

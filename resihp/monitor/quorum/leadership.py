@@ -7,67 +7,39 @@ sees which nodes are there. Pure: what happens to its connections goes in, what 
                                                                               quorum is heard
                                                                                          |
                                                                                  deposed v
+
+A process that stood still takes what waited in its sockets for new. So one that leads is in doubt
+then: it does nothing before a quorum has answered a question that it asked since.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 import msgspec
 
+from resihp.monitor.own_sleep import OwnSleep
 from resihp.monitor.quorum.campaign import Campaign, Standing
 from resihp.monitor.quorum.leader import Leader
 from resihp.monitor.quorum.majority import is_quorum
-from resihp.wire.quorum import Accepted, Entry, Lead, Leads, Promise, Propose, Superseded
+from resihp.monitor.quorum.outcomes import (
+    Awake,
+    Decided,
+    Deposed,
+    Followed,
+    NodeLost,
+    Outcome,
+    ToNode,
+    Won,
+)
+from resihp.wire.quorum import Accepted, Entry, Lead, Leads, Promise, Superseded
 from resihp.wire.timing import Timing
 
-__all__ = ["Decided", "Deposed", "Followed", "Leadership", "NodeLost", "Outcome", "ToNode", "Won"]
+__all__ = ["Leadership"]
 
 
 MAX_REPEATS = 3
 """How often the entry that was found is proposed again before a newer term is tried."""
-
-
-class ToNode(NamedTuple):
-    """Send `message` to the monitor of `node`."""
-
-    node: int
-    message: Lead | Propose | Leads
-
-
-class Won(NamedTuple):
-    """This coordinator leads; `newest` is what the one before had decided, None at the start."""
-
-    newest: Entry | None
-
-
-class Followed(NamedTuple):
-    """The monitor of `node` obeys us on a connection that is new: tell it all it needs."""
-
-    node: int
-
-
-class Decided(NamedTuple):
-    """A quorum accepted the entry that was proposed."""
-
-    entry: Entry
-
-
-class NodeLost(NamedTuple):
-    """A node is out of reach: all its ranks are lost, once a quorum decides so."""
-
-    node: int
-    evidence: str
-
-
-class Deposed(NamedTuple):
-    """This coordinator must do nothing more, and end."""
-
-    why: str
-
-
-Outcome = ToNode | Won | Followed | Decided | NodeLost | Deposed
 
 
 class Leadership:
@@ -94,6 +66,12 @@ class Leadership:
         self._timing = timing
         self._campaign = Campaign(first_term, nodes, is_probe=True)
         self._asked_s = now_s
+        self._sleep = OwnSleep(timing.lease_s, now_s)
+        self._doubted_since_s: float | None = None
+        """When this process was last known to run, while it is in doubt whether it leads."""
+        self._woke_s = now_s
+        self._number = 0
+        """Of the questions for the lead since it last stood still; older answers are void."""
         self._leader: Leader | None = None
         self._nodes_return = nodes_return
         self._gone: set[int] = set()
@@ -116,7 +94,12 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Whether it decides what happens."""
+        """Whether it decides what happens; not while it is in doubt."""
+        return self.has_won and self._doubted_since_s is None
+
+    @property
+    def has_won(self) -> bool:
+        """Whether it decides what happens, or did before it stood still."""
         return self._has_won and not self._is_deposed
 
     @property
@@ -138,8 +121,14 @@ class Leadership:
 
     # --- what happens to connections
 
+    def look(self, now_s: float) -> list[Outcome]:
+        """Before anything else that happens: whether this process stood still."""
+        self._look(now_s)
+        return self._take()
+
     def connected(self, node: int, now_s: float) -> list[Outcome]:
         """A connection to the monitor of `node` is there; everything begins anew on it."""
+        self._look(now_s)
         self._connected.add(node)
         self._gone.discard(node)
         self._following.discard(node)
@@ -148,12 +137,14 @@ class Leadership:
 
     def disconnected(self, node: int, now_s: float) -> list[Outcome]:
         """It broke: the monitor may come back."""
+        self._look(now_s)
         self._connected.discard(node)
         self._following.discard(node)
         return self._take()
 
     def refused(self, node: int, now_s: float) -> list[Outcome]:
         """Nobody listens there: the owner of the node is gone, and all it held with it."""
+        self._look(now_s)
         self._gone.add(node)
         if self.leads and (node in self._heard_s or self._is_running):
             self._lose(node, "its node is gone")
@@ -163,24 +154,30 @@ class Leadership:
         self, node: int, message: Promise | Superseded | Accepted, now_s: float
     ) -> list[Outcome]:
         """An answer of a monitor."""
+        self._look(now_s)
         match message:
-            case Promise() if message.term == self.term:
+            case Promise() if (message.term, message.number) == (self.term, self._number):
                 self._promised(node, message, now_s)
             case Superseded():
                 self._superseded(node, message)
-            case Accepted() if self._leader is not None:
+            case Accepted() if self._leader is not None and self._doubted_since_s is None:
                 self._heard_s[node] = now_s
                 if self._leader.accepted(node, message):
                     self._decided(now_s)
             case _:
-                pass  # an answer to an older term of ours
+                pass  # an answer to an older question of ours; to a proposal it comes again
         return self._take()
 
     def beat(self, node: int, number: int, now_s: float) -> list[Outcome]:
-        """Beat `number` of a node; it is told that we lead, if a quorum hears us."""
-        self._heard_s[node] = now_s
-        if self.leads and node in self._following and self._has_quorum(now_s):
-            self._out.append(ToNode(node, Leads(term=self.term, number=number)))
+        """Beat `number` of a node; it is told that we lead, if a quorum hears us.
+
+        One that came before what the node answered on this connection may be of any age.
+        """
+        self._look(now_s)
+        if node in self._following:
+            self._heard_s[node] = now_s
+            if self.leads and self._has_quorum(now_s):
+                self._out.append(ToNode(node, Leads(term=self.term, number=number)))
         return self._take()
 
     def propose(self, entry: Entry) -> list[Outcome]:
@@ -194,6 +191,8 @@ class Leadership:
 
     def tick(self, now_s: float) -> list[Outcome]:
         """Time passes."""
+        self._look(now_s)
+        self._sleep.tick(now_s)
         if self._is_deposed:
             return self._take()
         if self.is_hopeless:
@@ -207,12 +206,52 @@ class Leadership:
             self._say_again(now_s)
         return self._take()
 
+    # --- standing still
+
+    def _look(self, now_s: float) -> None:
+        slept_s = self._sleep.look(now_s)
+        if not slept_s or self._is_deposed:
+            return
+        if not self._has_won:
+            self._begin_again(now_s)
+            return
+        if self._doubted_since_s is None:
+            self._doubted_since_s = now_s - slept_s
+        self._woke_s = self._asked_s = now_s
+        self._number += 1
+        self._following.clear()
+        for node in sorted(self._connected):
+            self._ask(node)
+
+    def _end_doubt(self, now_s: float) -> None:
+        """Lead again, where a quorum has promised the lead since this process runs again.
+
+        Everything begins anew on all connections, since what waited in them was not heard.
+        """
+        assert self._leader is not None
+        assert self._doubted_since_s is not None
+        if not is_quorum(self._following, self._leader.electors):
+            return
+        self._out.append(Awake(now_s - self._doubted_since_s))
+        self._doubted_since_s = None
+        self._heard_s = dict.fromkeys(self._heard_s, now_s)
+        self._out += [Followed(node) for node in sorted(self._following)]
+
     # --- asking
 
     def _ask(self, node: int) -> None:
-        is_probe = self._campaign.is_probe
-        lead = Lead(term=self.term, candidate=self._candidate, is_probe=is_probe)
+        lead = Lead(
+            term=self.term,
+            candidate=self._candidate,
+            is_probe=self._campaign.is_probe,
+            number=self._number,
+        )
         self._out.append(ToNode(node, lead))
+
+    def _begin_again(self, now_s: float) -> None:
+        """Under a newer term; answers to what was asked before are void."""
+        self._leader = None
+        self._ask_all(Campaign(self._campaign.next_term, self._nodes, is_probe=True), now_s)
 
     def _ask_all(self, campaign: Campaign, now_s: float) -> None:
         self._campaign = campaign
@@ -241,6 +280,8 @@ class Leadership:
             self._send_proposal(node)
             if self.leads:
                 self._out.append(Followed(node))
+            elif self._doubted_since_s is not None:
+                self._end_doubt(now_s)
             return
         self._campaign.answer(node, message)
         if self._campaign.standing is Standing.WON:
@@ -303,6 +344,11 @@ class Leadership:
         return is_quorum(recent, self._leader.electors)
 
     def _tick_lead(self, now_s: float) -> None:
+        if self._doubted_since_s is not None:
+            if now_s - self._woke_s > self._timing.silent_s:
+                slept_s = self._woke_s - self._doubted_since_s
+                self._depose(f"it stood still for {slept_s:.1f} s, and no quorum of nodes answers")
+            return
         if not self._has_quorum(now_s):
             self._depose("no quorum of nodes is heard")
             return
@@ -319,8 +365,7 @@ class Leadership:
             return
         self._num_repeats += not self._has_won
         if self._num_repeats > MAX_REPEATS:
-            self._leader = None
-            self._ask_all(Campaign(self._campaign.next_term, self._nodes, is_probe=True), now_s)
+            self._begin_again(now_s)
             return
         self._asked_s = now_s
         for node in sorted(self._connected - self._following):
