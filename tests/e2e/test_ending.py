@@ -52,9 +52,15 @@ def test_a_journal_that_cannot_be_written_ends_the_job_at_the_next_loss(
     assert run.text.count("resihp: warning: node 0 has no vote") == 1
 
 
-@pytest.mark.parametrize("is_owned_by_worker", [False, True])
-def test_a_damaged_journal_ends_the_node(
-    is_owned_by_worker: bool, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_owned_by_worker", "is_gone"), [(False, False), (True, False), (False, True)]
+)
+def test_a_journal_that_is_damaged_or_gone_ends_the_node(
+    is_owned_by_worker: bool,
+    is_gone: bool,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A monitor that finds it so has forgotten what it promised: one sentence, no other."""
     job = Job(steps=5000, tp=1, pp=1, dp=1).write(tmp_path, corpus)
@@ -67,11 +73,14 @@ def test_a_damaged_journal_ends_the_node(
         run.read_to_step(2)
         journal = run.dir / "journal" / "node0"
         journal.write_bytes(b"what nobody wrote")
+        if is_gone:
+            journal.unlink()
         os.kill(run.pid_of("resihp.monitor.node"), signal.SIGKILL)
         assert run.finish() == 1
     assert "Traceback" not in run.text
     errors = [line for line in run.text.splitlines() if line.startswith("resihp: error:")]
-    assert errors == [f"resihp: error: the journal {journal} is damaged: its hash is another"]
+    what = "gone" if is_gone else "damaged: its hash is another"
+    assert errors == [f"resihp: error: the journal {journal} is {what}"]
 
 
 @pytest.mark.parametrize(("options", "hosts"), [((), (1,)), (("--nodes", "2"), (1, 2))])

@@ -180,6 +180,14 @@ def test_the_journal_gives_back_what_was_promised(tmp_path: Path):
     assert [each.name for each in tmp_path.iterdir()] == ["journal"]
 
 
+def test_a_journal_that_was_written_is_missed(tmp_path: Path):
+    """Before the first promise there is none, and that is no damage."""
+    path = tmp_path / "journal"
+    assert read_journal(path) == Kept()
+    with pytest.raises(JournalDamaged, match="is gone"):
+        read_journal(path, was_written=True)
+
+
 def test_a_damaged_journal_is_refused(tmp_path: Path):
     """Any byte that is changed, cut off or added: its monitor may have promised more."""
     path = tmp_path / "journal"

@@ -57,6 +57,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
     num_starts: int = 0
     run_dir: str | None = None
+    has_journal: bool = False
+    """Something was promised: without a journal nobody knows what."""
     exit_code: int | None = None
     """Of the job; None: it is not over."""
     reason: str = ""

@@ -23,6 +23,8 @@ class Election:
         self.watch = Watch(brief.node, len(brief.addresses), timing, now_s)
         self._kept = Kept()
         self._path: Path | None = None
+        self.is_written = False
+        """Whether there is a journal: one that is gone later is missed."""
         self._one_by_one = asyncio.Lock()
         self.trouble = ""
         """Why the journal cannot be written; empty: it can, as far as is known."""
@@ -38,10 +40,11 @@ class Election:
         """The newest term that was promised."""
         return self._kept.promised
 
-    def open(self, path: Path) -> None:
-        """Read the journal at `path`, once. JournalDamaged where it is not whole."""
+    def open(self, path: Path, *, was_written: bool) -> None:
+        """Read the journal at `path`, once. JournalDamaged where it is not whole, or is gone though
+        an earlier monitor of this node had written it."""
         if self._path is None:
-            self._kept = read_journal(path)
+            self._kept = read_journal(path, was_written=was_written)
             self._path = path
 
     def obeys(self, term: int) -> bool:
@@ -70,4 +73,5 @@ class Election:
             self.trouble = f"its journal {path} cannot be written: {error.strerror}"
             self.trouble_since_s = min(self.trouble_since_s, now_s)
             raise
+        self.is_written = True
         self.trouble, self.trouble_since_s = "", math.inf

@@ -146,12 +146,14 @@ class NodeServer:
         *,
         num_starts: int | None = None,
         run_dir: str | None = None,
+        has_journal: bool = False,
         ended: Ended | None = None,
     ) -> None:
         note = self._note
         self._note = Note(
             num_starts=note.num_starts if num_starts is None else num_starts,
             run_dir=note.run_dir if run_dir is None else run_dir,
+            has_journal=note.has_journal or has_journal,
             exit_code=note.exit_code if ended is None else ended.exit_code,
             reason=note.reason if ended is None else ended.reason,
             lost_nodes=note.lost_nodes if ended is None else ended.lost_nodes,
@@ -240,7 +242,10 @@ class NodeServer:
             raise AuthError("a coordinator says first where the run is")
         is_news = not self._election.trouble
         try:
-            return await self._election.answer(message, self._clock.now_s())
+            reply = await self._election.answer(message, self._clock.now_s())
+            if self._election.is_written and not self._note.has_journal:
+                self._update_note(has_journal=True)
+            return reply
         except OSError:
             why = f"node {self._brief.node} has no vote: {self._election.trouble}"
             if is_news:
@@ -254,7 +259,8 @@ class NodeServer:
                 raise AuthError(f"a coordinator of another run: {run_dir}")
             return
         folder = RunDir.make(Path(run_dir))
-        self._election.open(folder.journal_path(self._brief.node))
+        path = folder.journal_path(self._brief.node)
+        self._election.open(path, was_written=self._note.has_journal)
         self._update_note(run_dir=run_dir)
         self._supervisors.broadcast(self._welcome())
 

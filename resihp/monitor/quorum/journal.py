@@ -39,12 +39,15 @@ def write_journal(path: Path, kept: Kept) -> None:
         os.close(directory)
 
 
-def read_journal(path: Path) -> Kept:
-    """What was written last; nothing without a journal. JournalDamaged where it is not whole."""
+def read_journal(path: Path, *, was_written: bool = False) -> Kept:
+    """What was written last; nothing without a journal. JournalDamaged where it is not whole, or
+    is gone though it `was_written`."""
     try:
         with path.open("rb") as file:
             content = file.read(_LIMIT_BYTES + 1)
     except FileNotFoundError:
+        if was_written:
+            raise JournalDamaged(f"the journal {path} is gone") from None
         return Kept()
     digest, body = content[:_HASH_BYTES], content[_HASH_BYTES:]
     if len(content) > _LIMIT_BYTES or hashlib.sha256(body).digest() != digest:
