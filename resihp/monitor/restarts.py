@@ -54,12 +54,12 @@ class Restarts:
         """Ranks to be started now; each is named once and counted as started."""
         ranks = sorted(rank for rank, due_s in self._due_s.items() if due_s <= now_s)
         for rank in ranks:
-            del self._due_s[rank]
             self.started(rank)
         return ranks
 
     def started(self, rank: int) -> bool:
         """`rank` was started, by us or by somebody else; whether its budget allowed that."""
+        self._due_s.pop(rank, None)
         self._in_vain[rank] = self.in_vain(rank) + 1
         return self._in_vain[rank] <= self._most
 

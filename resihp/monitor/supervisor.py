@@ -208,8 +208,9 @@ class Supervisor:
                     self.kill_executor(fence.reason, fence.pid)
                 case Inject() as order:
                     self._faults.ordered(order)
-                case Respawn():
-                    await self._start_executor()
+                case Respawn() as order:
+                    if self._executor is None or self._executor.pid == order.after:
+                        await self._start_executor()
                 case Resend() as again:
                     channel.send(Resent(has_executor=self._has_executor))
                     for message in self._replay.messages(again.from_step):

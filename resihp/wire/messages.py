@@ -537,7 +537,11 @@ class Fence(_Message, frozen=True, kw_only=True):
 
 
 class Respawn(_Message, frozen=True, kw_only=True):
-    """The supervisor must start a fresh executor; one that still runs is killed first."""
+    """The supervisor must start a fresh executor in the place of `after`, which is killed first
+    where it still runs; one that has another executor has obeyed already."""
+
+    after: int = 0
+    """Process number of the newest executor that is known; 0: of none."""
 
 
 class Resend(_Message, frozen=True, kw_only=True):

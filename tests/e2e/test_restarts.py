@@ -95,3 +95,19 @@ def test_a_new_coordinator_carries_a_job_over_the_next_loss(tmp_path: Path, corp
     assert "1 of 1 failures survived, 2 plans used" in run.text
     assert [row["step"] for row in run.rows("ledger")] == list(range(60))
     assert [row["rank"] for row in run.events("rank_lost")] == [1]
+
+
+def test_a_supervisor_and_the_monitor_that_die_together_cost_one_executor(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """[T6] [T7] Whoever says again that the rank is to be started finds that it was."""
+    with running(train_command(PAIR.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(5)
+        for pid in (run.supervisor_pid(1), run.pid_of(MONITOR)):
+            os.kill(pid, signal.SIGKILL)
+        assert run.finish() == 0, run.text
+    assert [row["step"] for row in run.rows("ledger")] == list(range(STEPS))
+    assert [row["rank"] for row in run.events("rank_lost")] == [1]
+    assert run.events("died_again") == []
+    started = [row["rank"] for row in run.events("executor_started")]
+    assert sorted(started) == [0, 1, 1]

@@ -89,6 +89,16 @@ def test_a_lost_executor_is_started_again_by_its_supervisor():
     assert [rank for rank, _ in desk.sent(Respawn)] == [3]
 
 
+def test_the_order_to_start_names_the_executor_that_it_replaces():
+    """So that it starts one however often it arrives."""
+    desk = desk_of()
+    old = started()
+    desk.say(3, old)
+    lose(desk, 3)
+    desk.do(desk.coordinator.reached([3], desk.clock.now_s()))
+    assert [order.after for _, order in desk.sent(Respawn)] == [old.pid, old.pid]
+
+
 def test_what_a_dead_executor_said_last_does_not_kill_the_next_one():
     """Its beats say that it runs; they come when it is dead, and when the next one has started."""
     desk = desk_of()

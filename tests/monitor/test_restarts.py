@@ -48,6 +48,17 @@ def test_starts_by_others_count_too():
     assert not restarts.plan(1, 0.0)
 
 
+def test_what_was_started_by_others_is_not_started_once_more():
+    """The order would end an executor that is as good as a new one."""
+    restarts = Restarts(3, 1.0)
+    restarts.plan(1, 0.0)
+    restarts.due(0.0)
+    restarts.plan(1, 0.0)
+    restarts.started(1)
+    assert not restarts.planned
+    assert restarts.due(1000.0) == []
+
+
 @given(st.lists(st.sampled_from(["lost", "step", "gone"]), max_size=60), st.integers(0, 4))
 def test_no_more_than_the_budget_between_two_steps(events: list[str], most: int):
     """Whatever happens in between."""

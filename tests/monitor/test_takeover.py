@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
 
@@ -14,10 +15,12 @@ from resihp.wire.messages import (
     Beat,
     Close,
     Deploy,
+    Fence,
     Finished,
     Go,
     Joined,
     Resend,
+    Sealed,
     StepDone,
     StoreAt,
     StoreOpened,
@@ -172,6 +175,57 @@ def test_survivors_go_on_from_a_layout_that_all_hold(layouts: tuple[int, ...], b
         both = (2, 3) if rank and base == 2 else layouts
         desk.say(rank, settled(4, layouts=both))
     assert desk.last_deploy().base == base
+
+
+def test_a_layout_that_all_have_left_is_not_gone_back_to_for_its_snapshots():
+    """They are in memory still, and that of a rank that is lost is not: the newer one is whole."""
+    desk = Desk()
+    desk.take_over(desk.entry(3, base=2, version=1))
+    desk.say_all(ready())
+    desk.say(3, exited())
+    for rank in desk.alive:
+        own = [
+            Sealed(rank=rank, generation=generation, version=1, updates=1) for generation in (2, 3)
+        ]
+        lost = Sealed(rank=3, generation=3, version=1, updates=1)
+        held = settled(4, 1, layouts=(3,))
+        desk.say(rank, msgspec.structs.replace(held, snapshots=(*own, lost)))
+    assert desk.last_deploy().base == 3
+
+
+@pytest.mark.parametrize("base", [2, 3])
+def test_where_all_were_started_again_the_layout_with_all_its_snapshots_is_taken(base: int):
+    """Of the other one a rank has none."""
+    desk = Desk()
+    desk.take_over(desk.entry(3, base=2, version=1))
+    desk.say_all(ready())
+    other = 5 - base
+    desk.say(3, msgspec.structs.replace(runs(3, is_running=False), generation=4))
+    for rank in desk.alive:
+        kept = [
+            Sealed(rank=rank, generation=generation, version=1, updates=1)
+            for generation in (2, 3)
+            if generation != other or rank
+        ]
+        nothing = settled(4, layouts=(0,))
+        desk.say(rank, msgspec.structs.replace(nothing, snapshots=tuple(kept)))
+    assert desk.last_deploy().base == base
+
+
+def test_who_was_started_again_while_another_one_led_is_not_fenced_for_it():
+    """It has nothing, like any rank that is back; the others go on without its shards."""
+    desk = Desk()
+    desk.take_over(desk.entry(3, base=2, version=1))
+    desk.say_all(ready())
+    desk.say(0, runs(3))
+    desk.say(1, runs(3))
+    desk.say(2, runs(3))
+    desk.say(3, runs(0, is_running=False))
+    for rank in desk.alive:
+        desk.say(rank, settled(4, 1, layouts=(0,) if rank == 3 else (3,)))
+    assert not desk.sent(Fence)
+    assert desk.alive == [0, 1, 2]
+    assert desk.last_deploy().base == 3
 
 
 def test_nobody_is_deployed_to_before_it_said_where_it_is_reached():

@@ -17,6 +17,7 @@ from resihp.wire.messages import (
     Message,
     Ready,
     Request,
+    Respawn,
     Settled,
     StepRecord,
     Stop,
@@ -173,6 +174,10 @@ class Core:
     def is_of_newest(self, rank: int, pid: int) -> bool:
         """Whether `pid` is the executor of `rank` that started last; 0 may be any."""
         return pid == 0 or self.executors.get(rank, pid) == pid
+
+    def respawn(self, rank: int) -> Respawn:
+        """The order to start an executor in the place of the one that `rank` has or had."""
+        return Respawn(after=self.executors.get(rank, 0))
 
     def fence(self, rank: int, reason: str) -> Fence:
         """The order to kill the executor that `rank` has now, and none that follows it."""

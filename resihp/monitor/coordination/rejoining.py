@@ -23,7 +23,7 @@ from resihp.monitor.memory import Memory
 from resihp.monitor.own_sleep import put_off
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.restarts import Restarts
-from resihp.wire.messages import ExecutorExited, Ready, Respawn
+from resihp.wire.messages import ExecutorExited, Ready
 
 __all__ = ["Growth", "Rejoining"]
 
@@ -181,12 +181,12 @@ class Rejoining:
         for rank in self._restarts.due(core.now_s):
             self._starting_s[rank] = core.now_s
             core.log("respawn", rank=rank, start=self._restarts.in_vain(rank))
-            core.send(rank, Respawn())
+            core.send(rank, core.respawn(rank))
 
     def repeat(self, rank: int) -> None:
         """The order to start, where nothing has come of it."""
         if rank in self._starting_s and rank in self._dead:
-            self._core.send(rank, Respawn())
+            self._core.send(rank, self._core.respawn(rank))
 
     def tick(self) -> None:
         """Start whoever is due; a start that takes too long was in vain."""

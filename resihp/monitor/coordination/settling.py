@@ -12,6 +12,7 @@ from resihp.monitor.coordination.reviving import Reviving
 from resihp.monitor.coordination.running import Running
 from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.incident import listed
+from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.settlement import Settlement, newest_version, settle
 from resihp.wire.messages import Commit, Settled
 
@@ -45,6 +46,8 @@ class Settling:
         if core.phase is not Phase.SETTLING or message.generation != core.generation:
             return
         if not core.goes_back and not any(_has(rank, message, base) for base in core.bases):
+            if core.has_resumed and not any(message.layouts):
+                core.revived.add(rank)  # it was started again while another coordinator led
             if rank in core.revived:
                 core.round.settled[rank] = message  # it has nothing, as the settlement will say
                 self.check()
@@ -71,24 +74,50 @@ class Settling:
     def _find_base(self) -> bool:
         """Which layout to go on from, where the coordinator before may or may not have said go.
 
-        The older one if all hold it. Whoever was told to go dropped that, and then all have the
-        newer one, since nobody is told before everybody joined.
+        The older one if all hold it. Whoever was told to go dropped that, but for its snapshots,
+        and then all have the newer one, since nobody is told before everybody joined. A layout of
+        which a shard has no source is taken only where the other one is no better.
         """
         core = self._core
         if core.goes_back:
             return True
         states = core.round.settled
-        for base, plan in core.bases.items():
-            has = {rank for rank, state in states.items() if _has(rank, state, base)}
-            is_last = base == max(core.bases)
-            if states.keys() - has <= core.revived and (has or is_last):
-                core.settle_on(base, plan)
-                return True
-        newest = max(core.bases)
+        bases = sorted(core.bases)
+        older, newest = bases[0], bases[-1]
+        held = [state.layouts for state in states.values() if any(state.layouts)]
+        if not held or not all(older in layouts for layouts in held):
+            bases.reverse()
+        fitting = [base for base in bases if self._fits(base)]
+        if not fitting and states.keys() <= core.revived:
+            fitting = [newest]
+        if fitting:
+            whole = [base for base in fitting if self._is_whole(base)]
+            if not whole and self._reviving.wait("a shard has no source"):
+                return False
+            (base, *_) = whole or fitting
+            core.settle_on(base, core.bases[base])
+            return True
         for rank, state in states.items():
             if not _has(rank, state, newest):
                 self._membership.fence(rank, f"holds layouts {state.layouts}, not {newest}")
         return False
+
+    def _fits(self, base: int) -> bool:
+        """Whether all have that layout but those that were started again."""
+        core = self._core
+        has = {rank for rank, state in core.round.settled.items() if _has(rank, state, base)}
+        return bool(has) and core.round.settled.keys() - has <= core.revived
+
+    def _is_whole(self, base: int) -> bool:
+        """Whether every shard of that layout has a source."""
+        plan = self._core.bases[base]
+        return plan is None or self._settlement(base, plan) is not None
+
+    def _settlement(self, base: int, plan: VerifiedPlan) -> Settlement | None:
+        core = self._core
+        newer, begun = core.begun
+        last = begun if newer > base else None
+        return settle(base, plan.plan, core.round.settled, core.records, last)
 
     def _go_on(self) -> None:
         core = self._core
@@ -133,13 +162,9 @@ class Settling:
         core = self._core
         settled, records = core.round.settled, core.records
         if core.base_plan is not None:
-            newer, begun = core.begun
-            last = begun if newer > core.base else None
-            found = settle(core.base, core.base_plan.plan, settled, records, last)
+            found = self._settlement(core.base, core.base_plan)
             if found is not None:
                 return found
-            if self._reviving.wait("a shard has no source"):
-                return None
             if settled.keys() <= core.revived and self._planning.goes_back():
                 self._open(core.start, {})
                 return None
