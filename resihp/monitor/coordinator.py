@@ -174,6 +174,7 @@ class Coordinator:
         core.log("stood_still", slept_s=slept_s)
         self._liveness.stood_still(slept_s)
         self._rejoining.stood_still(slept_s)
+        self._wishing.stood_still(slept_s)
         return self._taken()
 
     def decided(self, generation: int, now_s: float) -> list[Action]:

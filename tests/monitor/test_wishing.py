@@ -338,6 +338,19 @@ def test_no_wish_waits_for_ever(what: What):
 
 
 @BOTH
+def test_no_wish_is_late_by_what_the_coordinator_slept(what: What):
+    """It stood still with its machine, and the ranks perhaps with it."""
+    desk = running()
+    wish(desk, what)
+    desk.clock.advance(1000.0)
+    desk.do(desk.coordinator.stood_still(1000.0, desk.clock.now_s()))
+    desk.wait(0.1)
+    assert answers(desk) == []
+    fulfil(desk, what, 3)
+    assert len(answers(desk)) == 1
+
+
+@BOTH
 def test_a_job_that_has_not_begun_refuses(what: What):
     """Nobody holds anything yet."""
     desk = desk_of()

@@ -126,6 +126,11 @@ class Wishing:
             elif core.phase is Phase.RUNNING:
                 self._ask(what, wish)
 
+    def stood_still(self, slept_s: float) -> None:
+        """This process did, for `slept_s`: whoever waits has so much longer."""
+        for wish in self._open.values():
+            wish.made_s += slept_s
+
     def _ask(self, what: What, wish: _Wish) -> None:
         core = self._core
         if wish.asked[1] == core.generation or core.now_s < wish.not_before_s:
