@@ -44,7 +44,9 @@ def test_answers_about_itself_load_nothing_heavy(argv):
     assert not modules_after(*argv) & HEAVY
 
 
-@pytest.mark.parametrize("verb", ["verify", "explain", "fmt", "show", "expand", "diff", "kill"])
+@pytest.mark.parametrize(
+    "verb", ["verify", "explain", "fmt", "show", "expand", "diff", "kill", "save"]
+)
 def test_the_help_of_a_light_verb_never_loads_torch(verb):
     """Plans are worked on without torch."""
     assert "torch" not in modules_after(verb, "--help")
@@ -78,7 +80,9 @@ def test_options_are_not_abbreviated(tmp_path):
     assert "unrecognized arguments: --run" in done.stderr
 
 
-@pytest.mark.parametrize("argv", [["where"], ["inject", "kill"], ["kill", "--rank", "1"]])
+@pytest.mark.parametrize(
+    "argv", [["where"], ["save"], ["audit"], ["inject", "kill"], ["kill", "--rank", "1"]]
+)
 def test_without_a_job_it_is_said_how_the_verb_names_one(tmp_path, argv):
     """As an argument of its own."""
     done = run(*argv, "--runs-dir", str(tmp_path))

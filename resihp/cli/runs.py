@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["add_running", "add_runs_dir", "newest_runs", "running"]
+if TYPE_CHECKING:
+    from resihp.wire.messages import What
+
+__all__ = ["add_running", "add_runs_dir", "newest_runs", "running", "wish"]
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +32,17 @@ def running(args: argparse.Namespace) -> Path:
     from resihp.monitor.operator import find_run
 
     return find_run(args.run, args.runs_dir)
+
+
+def wish(args: argparse.Namespace, what: What) -> int:
+    """Have all ranks of the running job do `what`, and print what came of it; the exit status."""
+    import asyncio
+
+    from resihp.monitor.operator import ask_all
+
+    reply = asyncio.run(ask_all(running(args), what))
+    print(reply.text)
+    return 1 if reply.is_bad else 0
 
 
 def newest_runs(runs_dir: Path) -> list[Path]:

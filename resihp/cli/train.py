@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="act as N machines, each with its part of the ranks and a monitor of its own",
+        help="act as N machines, each with its part of the ranks and a monitor of its own; one "
+        "that is killed is not started again",
     )
     parser.epilog = (
         "Exit status: 0 finished, 1 stopped by an error or a refused plan, 2 wrong use or a wrong "

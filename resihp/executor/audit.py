@@ -22,14 +22,14 @@ from resihp.executor.boundary import Ask
 from resihp.executor.checksum import shard_sum
 from resihp.executor.device.interface import Communicator, Device
 from resihp.executor.flat import upload
-from resihp.executor.layouts import num_copies, shard_units
+from resihp.executor.layouts import TensorLayout, num_copies, shard_units
 from resihp.executor.model import Model
 from resihp.executor.state import Holding, TrainState
 from resihp.ir.model import Group, Plan
 from resihp.ir.reshard import layers_of
 from resihp.wire.messages import Audited, Message
 
-__all__ = ["Audit", "differences", "row_of"]
+__all__ = ["Audit", "differences", "num_compared", "row_of"]
 
 KINDS = ("parameter", "first moment", "second moment")
 _NUMBERS = ("version", "updates", "updates of the optimizer", "learning rate")
@@ -63,10 +63,7 @@ def differences(model: Model, plan: Plan, rows: Mapping[int, Sequence[int]]) -> 
     ranks = sorted(rows)
     for place, what in enumerate(_NUMBERS):
         yield from _unequal(what, {(rank,): rows[rank][place] for rank in ranks})
-    groups: dict[int, list[Group]] = {}
-    for group in plan.groups:
-        for layer in layers_of(group):
-            groups.setdefault(layer, []).append(group)
+    groups = _holders(plan)
     totals: dict[tuple[str, int], dict[tuple[int, ...], int]] = {}
     at = len(_NUMBERS)
     for name in model.tensors(0, model.num_layers - 1):
@@ -85,6 +82,41 @@ def differences(model: Model, plan: Plan, rows: Mapping[int, Sequence[int]]) -> 
             yield from _unequal(f"{what} {pair[0]} and its tied {pair[1]}", {**other, **one})
 
 
+def num_compared(model: Model, plan: Plan) -> int:
+    """How many shards, of parameters and of both moments, have another holder to compare with."""
+    groups, num = _holders(plan), 0
+    for name in model.tensors(0, model.num_layers - 1):
+        holders = groups[model.layer_of(name)]
+        places = _places(model.layout(name), holders)
+        num += sum(len(holders) > 1 or len(ranks) > 1 for ranks in places.values())
+    return num * len(KINDS)
+
+
+def _holders(plan: Plan) -> dict[int, list[Group]]:
+    """The groups that hold each layer."""
+    groups: dict[int, list[Group]] = {}
+    for group in plan.groups:
+        for layer in layers_of(group):
+            groups.setdefault(layer, []).append(group)
+    return groups
+
+
+def _places(
+    layout: TensorLayout, holders: Sequence[Group]
+) -> dict[tuple[int, int, int], list[int]]:
+    """The ranks that hold the same of a tensor, by TP degree and units."""
+    places: dict[tuple[int, int, int], list[int]] = {}
+    for group in holders:
+        for index, rank in enumerate(group.ranks):
+            # Members with the same units hold the same, in this group and in those of its degree.
+            if layout.dim is None:
+                place = (1, 0, 1)
+            else:
+                place = (group.tp, *shard_units(layout.units, group.tp, index))
+            places.setdefault(place, []).append(rank)
+    return places
+
+
 def _of_tensor(
     model: Model,
     name: str,
@@ -92,17 +124,13 @@ def _of_tensor(
     groups: Mapping[int, Sequence[Group]],
     sums: Mapping[int, int],
 ) -> Iterator[str]:
-    layout, holders = model.layout(name), groups[model.layer_of(name)]
-    if layout.dim is None:
-        yield from _unequal(what, {(r,): sums[r] for group in holders for r in group.ranks})
-        return
-    shards: dict[tuple[int, int, int], dict[tuple[int, ...], int]] = {}
-    for group in holders:
-        for index, rank in enumerate(group.ranks):
-            # Members with the same units hold the same, in this group and in those of its degree.
-            place = (group.tp, *shard_units(layout.units, group.tp, index))
-            shards.setdefault(place, {})[rank,] = sums[rank]
-    found = [line for place in sorted(shards) for line in _unequal(what, shards[place])]
+    holders = groups[model.layer_of(name)]
+    places = _places(model.layout(name), holders)
+    found = [
+        line
+        for place in sorted(places)
+        for line in _unequal(what, {(rank,): sums[rank] for rank in places[place]})
+    ]
     if not found:  # else it has been said more exactly
         found = list(
             _unequal(what, {group.ranks: _total(model, name, group, sums) for group in holders})
@@ -172,7 +200,14 @@ class Audit:
             for rank, row in zip(self._world.ranks, rows, strict=True)
         }
         found = tuple(differences(self._model, self._plan, table))
-        self._send(Audited(generation=self._generation, version=version, differing=found[:8]))
+        self._send(
+            Audited(
+                generation=self._generation,
+                version=version,
+                differing=found[:8],
+                num_shards=num_compared(self._model, self._plan),
+            )
+        )
         if found:
             raise CommError(f"replicas differ at version {version}: {found[0]}")
 

@@ -114,7 +114,8 @@ class Saver:
         name = version_name(version, self._at.run, self._generation)
         if self._writing is not None and not self._writing.done():
             why = "the version before it is still being written"
-            self._send(SaveFailed(generation=self._generation, name=name, why=why))
+            failed = SaveFailed(generation=self._generation, name=name, why=why, is_busy=True)
+            self._send(failed)
             return
         await self._ended()
         share = await self._find()

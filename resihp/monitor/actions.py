@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from resihp.checkpoint.manifest import Manifest
-from resihp.wire.messages import Message, Observed, StepRecord
+from resihp.wire.messages import Message, Observed, Refused, Reply, StepRecord, What
 from resihp.wire.quorum import Entry
 
 __all__ = [
     "Action",
+    "Answer",
     "Decide",
     "End",
     "Evict",
@@ -103,6 +104,13 @@ class Say(msgspec.Struct, frozen=True):
     line: str
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """Tell all operators that asked for `what`."""
+
+    what: What
+    answer: Reply | Refused
+
+
 class End(msgspec.Struct, frozen=True):
     """The job is over; every supervisor was told."""
 
@@ -122,5 +130,6 @@ Action = (
     | StepsTakenBack
     | Seen
     | Say
+    | Answer
     | End
 )

@@ -39,6 +39,7 @@ __all__ = [
     "position_difference",
     "position_of",
     "save_place",
+    "saved_version",
     "versions_of",
 ]
 
@@ -53,6 +54,8 @@ class SavedVersion(NamedTuple):
     name: str
     updates: int
     position: Position
+    num_bytes: int
+    """Of its tensors."""
 
 
 class SavePlace(NamedTuple):
@@ -83,12 +86,17 @@ def save_place(job: JobConfig, run_dir: Path) -> SavePlace | None:
         if job.checkpoint.resume or each.version.run == own.run
     ]
     versions = [
-        SavedVersion(each.version.step, each.name, each.manifest.updates, each.manifest.position)
-        for each in listed
-        if each.manifest is not None
+        saved_version(each.name, each.manifest) for each in listed if each.manifest is not None
     ]
     troubles = tuple(each.trouble for each in listed if each.trouble)
     return SavePlace(str(directory), run, tuple(versions), troubles)
+
+
+def saved_version(name: str, manifest: Manifest) -> SavedVersion:
+    """The complete version `name`."""
+    return SavedVersion(
+        manifest.step, name, manifest.updates, manifest.position, manifest.data_bytes
+    )
 
 
 def versions_of(job: JobConfig, run_dir: Path) -> Path:

@@ -39,6 +39,7 @@ from resihp.monitor.coordination.running import Running
 from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.coordination.settling import Settling
 from resihp.monitor.coordination.starting import Starting
+from resihp.monitor.coordination.wishing import Wishing
 from resihp.monitor.incident import Incident
 from resihp.monitor.memory import Memory
 from resihp.monitor.planner import Planner
@@ -67,6 +68,7 @@ from resihp.wire.messages import (
     StoreOpened,
     Trouble,
     VersionRefused,
+    What,
 )
 from resihp.wire.quorum import Entry
 
@@ -94,6 +96,7 @@ class Coordinator:
         self._liveness = Liveness(core, self._membership, self._hanging, progress)
         self._running = Running(core, self._membership, self._rejoining, progress)
         self._saving = saving = Saving(core, place)
+        self._wishing = Wishing(core, saving)
         self._opening = Opening(
             core, secret, self._membership, self._rejoining, self._running, saving
         )
@@ -105,8 +108,8 @@ class Coordinator:
             core, self._membership, self._reviving, self._running, self._planning, saving
         )
         self._starting = Starting(core, self._planning)
-        self._repeating = Repeating(core, self._opening, saving, self._rejoining)
-        self._resuming = Resuming(core, self._membership, self._running)
+        self._repeating = Repeating(core, self._opening, saving, self._rejoining, self._wishing)
+        self._resuming = Resuming(core, self._membership, self._running, saving)
 
     # --- inputs
 
@@ -171,6 +174,7 @@ class Coordinator:
         core.log("stood_still", slept_s=slept_s)
         self._liveness.stood_still(slept_s)
         self._rejoining.stood_still(slept_s)
+        self._wishing.stood_still(slept_s)
         return self._taken()
 
     def decided(self, generation: int, now_s: float) -> list[Action]:
@@ -196,15 +200,31 @@ class Coordinator:
         self._core.book.hit(rank, at_s)
 
     def stop(self, reason: str, exit_code: int, now_s: float) -> list[Action]:
-        """End the job from outside (a signal), once its state is saved; told again, at once."""
+        """End the job from outside (a signal), once its state is saved.
+
+        Many may say so, and say it again: it is one wish, the first.
+        """
         core = self._core
         core.now_s = now_s
-        if core.phase is Phase.STOPPING:
-            pass
-        elif self._saving.ending is not None:
-            core.stop(reason, exit_code)
-        elif self._saving.end(reason, exit_code) and core.phase is not Phase.SETTLING:
+        is_news = core.phase is not Phase.STOPPING and self._saving.ending is None
+        is_open = core.phase not in (Phase.SETTLING, Phase.RESUMING)
+        if is_news and self._saving.end(reason, exit_code) and is_open:
             self._membership.close()
+        return self._taken()
+
+    def over(self, reason: str, exit_code: int, now_s: float) -> list[Action]:
+        """Another coordinator has ended the job, as a monitor says."""
+        core = self._core
+        core.now_s = now_s
+        if core.phase is not Phase.STOPPING:
+            core.stop(reason, exit_code)
+        return self._taken()
+
+    def wish(self, what: What, now_s: float) -> list[Action]:
+        """An operator wants all ranks to do `what`; an `Answer` follows, now or later."""
+        core = self._core
+        core.now_s = now_s
+        self._wishing.wish(what)
         return self._taken()
 
     def completed(
@@ -214,6 +234,7 @@ class Coordinator:
         core = self._core
         core.now_s = now_s
         self._saving.completed(name, trouble, pruned)
+        self._wishing.completed(name, trouble)
         return self._taken()
 
     def tick(self, now_s: float) -> list[Action]:
@@ -246,6 +267,7 @@ class Coordinator:
 
     def _taken(self) -> list[Action]:
         self._saving.check()
+        self._wishing.check()
         return self._core.take()
 
     def _is_news(self, rank: int, message: Message) -> bool:
@@ -299,6 +321,7 @@ class Coordinator:
                 self._saving.part_saved(rank, message)
             case SaveFailed():
                 self._saving.part_failed(rank, message)
+                self._wishing.save_failed(message)
             case VersionRefused():
                 self._saving.refused(rank, message)
                 if self._core.opens(message.generation):
@@ -309,6 +332,7 @@ class Coordinator:
                 self._running.observed(rank, message)
             case Audited():
                 self._running.audited(message)
+                self._wishing.audited(message)
             case Finished():
                 self._running.finished(rank, message)
             case _:

@@ -23,6 +23,8 @@ from resihp.wire.messages import (
     Positions,
     Refused,
     Reply,
+    What,
+    Wish,
     decode,
 )
 from resihp.wire.timing import Timing
@@ -63,8 +65,12 @@ class Desk:
         num_nodes: int,
         here: AbstractSet[int],
         send: Callable[[int, Message], None],
+        wish: Callable[[What], None],
     ) -> None:
-        """`here`: ranks whose supervisor can be reached; `send` reaches one."""
+        """`here`: ranks whose supervisor can be reached; `send` reaches one.
+
+        `wish` has the coordinator ask all ranks for something, and `answer` is called at last.
+        """
         self._job = job
         self._coordinator = coordinator
         self._run_dir = run_dir
@@ -73,6 +79,8 @@ class Desk:
         self._per_node = job.parallel.world // num_nodes
         self._here = here
         self._send = send
+        self._wish = wish
+        self._wishing: dict[What, list[Callable[[Message], None]]] = {}
         self._censuses: list[_Census] = []
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -86,6 +94,11 @@ class Desk:
         """A rank says where it is."""
         for census in self._censuses:
             census.add(rank, at)
+
+    def answer(self, what: What, answer: Message) -> None:
+        """What came of all wishes for `what`."""
+        for tell in self._wishing.pop(what, []):
+            tell(answer)
 
     async def leave(self) -> None:
         """Nobody is answered any more."""
@@ -107,6 +120,9 @@ class Desk:
                 self._inject(request, answer)
             case AskWhere():
                 answer(await self._positions())
+            case Wish():
+                self._wishing.setdefault(request.what, []).append(answer)
+                self._wish(request.what)
             case _:
                 answer(Refused(text=f"{type(request).__name__} is no request"))
 

@@ -22,7 +22,7 @@ from resihp.monitor.quorum.outcomes import (
     ToNode,
     Won,
 )
-from resihp.wire.messages import Beat, Message, Resend, StepRecord
+from resihp.wire.messages import Beat, Message, Resend, StepRecord, What
 from resihp.wire.quorum import Accepted, Promise, Superseded
 
 __all__ = ["Helm", "Order"]
@@ -46,7 +46,9 @@ class Helm:
         self._ranks_of = ranks_of
         self._known_records = known_records
         self._stop_asked: tuple[str, int] | None = None
-        """The job is to end as soon as we lead it: that, a monitor says only once."""
+        """The job is to end as soon as we lead it: a monitor says so once on each connection."""
+        self._wished: set[What] = set()
+        """What operators want, since we were in doubt."""
         self._gone: dict[int, tuple[str, float | None]] = {}
         """Ranks that monitors called gone while we did not lead, with evidence and time: that,
         they say only once."""
@@ -117,7 +119,7 @@ class Helm:
     def over(self, reason: str, exit_code: int, now_s: float) -> list[Order]:
         """A monitor says that the job has ended: so it has, whoever leads, and all are told."""
         self.was_over = True
-        return self._perform(self.coordinator.stop(reason, exit_code, now_s), now_s)
+        return self._perform(self.coordinator.over(reason, exit_code, now_s), now_s)
 
     def stop(self, reason: str, exit_code: int, now_s: float) -> list[Order]:
         """End the job, as soon as we lead it."""
@@ -126,6 +128,14 @@ class Helm:
             self._stop_asked = reason, exit_code
             return orders
         return orders + self._perform(self.coordinator.stop(reason, exit_code, now_s), now_s)
+
+    def wish(self, what: What, now_s: float) -> list[Order]:
+        """An operator wants `what` of all ranks, as soon as we lead."""
+        orders = self.look(now_s)
+        if not self.leadership.leads:
+            self._wished.add(what)
+            return orders
+        return orders + self._perform(self.coordinator.wish(what, now_s), now_s)
 
     def completed(
         self, name: str, trouble: str, pruned: Sequence[str], now_s: float
@@ -163,6 +173,9 @@ class Helm:
         completed, self._completed = self._completed, []
         for name, trouble, pruned in completed:
             orders += self.completed(name, trouble, pruned, now_s)
+        wished, self._wished = self._wished, set()
+        for what in sorted(wished):
+            orders += self.wish(what, now_s)
         stop_asked, self._stop_asked = self._stop_asked, None
         if stop_asked is not None:
             orders += self.stop(*stop_asked, now_s)

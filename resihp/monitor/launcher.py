@@ -46,10 +46,12 @@ class Launcher:
         ConfigError where the ranks do not divide into `num_nodes`.
         """
         self._job = job if inject else msgspec.structs.replace(job, inject=())
-        if job.parallel.world % num_nodes:
+        world = job.parallel.world
+        if world % num_nodes:
+            nearest = " or ".join(map(str, _nearest_divisors(world, num_nodes)))
             raise ConfigError(
-                f"--nodes {num_nodes}: {job.parallel.world} ranks do not divide into as many; "
-                "use a number that divides them"
+                f"--nodes {num_nodes}: {world} ranks do not divide into as many; "
+                f"nearest valid: {nearest}"
             )
         self._num_nodes = num_nodes
         self._leader = tuple(leader)
@@ -84,6 +86,13 @@ class Launcher:
             )
             for node in range(self._num_nodes)
         ]
+
+
+def _nearest_divisors(number: int, near: int) -> list[int]:
+    """The largest divisor below `near`, and the smallest above it where there is one."""
+    divisors = [each for each in range(1, number + 1) if number % each == 0]
+    below = max(each for each in divisors if each < near)
+    return [below, *(each for each in divisors if each > near)][:2]
 
 
 def _host(node: int) -> str:

@@ -13,9 +13,20 @@ from resihp.monitor.rendezvous import read_place
 from resihp.monitor.run_dir import RunDir
 from resihp.wire.auth import Identity
 from resihp.wire.channel import Channel, connect_handshake
-from resihp.wire.messages import AskWhere, Inject, KillRank, Message, Positions, Refused, Reply
+from resihp.wire.messages import (
+    AskWhere,
+    Inject,
+    KillRank,
+    Message,
+    Positions,
+    Refused,
+    Reply,
+    What,
+    Wish,
+)
+from resihp.wire.timing import Timing
 
-__all__ = ["ask_where", "find_run", "inject_fault", "kill_rank"]
+__all__ = ["ask_all", "ask_where", "find_run", "inject_fault", "kill_rank"]
 
 TIMEOUT_S = 10.0
 
@@ -78,6 +89,16 @@ async def ask_where(run: Path) -> Positions:
     return reply
 
 
+async def ask_all(run: Path, what: What) -> Reply:
+    """Have all ranks do `what` at their next boundary, and wait for what comes of it.
+
+    UserError where it cannot be done, or not in time.
+    """
+    reply = await _ask(run, Wish(what=what))
+    assert isinstance(reply, Reply)
+    return reply
+
+
 async def _ask(run: Path, request: Message, *, may_end: bool = False) -> Message | None:
     """The answer. UserError where it is a refusal, or nobody answers.
 
@@ -88,8 +109,11 @@ async def _ask(run: Path, request: Message, *, may_end: bool = False) -> Message
     if place is None:
         raise UserError(f"{run} is not the directory of a running job")
     job = load(run / "job.toml")
+    bound_s = TIMEOUT_S
+    if isinstance(request, Wish):
+        bound_s += Timing.from_detect_within(job.job.detect_within_s).wish_s
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(bound_s):
             reader, writer = await asyncio.open_connection(place.host, place.port)
             seals = await connect_handshake(
                 reader,

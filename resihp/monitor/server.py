@@ -11,6 +11,7 @@ from functools import partial
 from resihp.config import JobConfig
 from resihp.errors import AuthError
 from resihp.monitor.actions import (
+    Answer,
     CompleteVersion,
     Decide,
     DropVersion,
@@ -46,9 +47,11 @@ from resihp.wire.messages import (
     Fault,
     Hello,
     Message,
+    Refused,
     Resend,
     Resent,
     StepRecord,
+    What,
     decode,
     encode,
 )
@@ -114,6 +117,7 @@ class CoordinatorServer:
             num_nodes=len(nodes),
             here=self._here,
             send=self._send,
+            wish=self._wish,
         )
         self._has_won = False
         self._has_ended = False
@@ -227,6 +231,9 @@ class CoordinatorServer:
                 self._check_left()
             case _ if self._helm.leadership.leads:
                 self._hear_node(node, message, now_s)
+            case FromOperator() if self._helm.leadership.has_won:
+                why = "the coordinator stood still, and makes sure that it leads; try again"
+                self._reply(node, message.number, Refused(text=why))
             case _:
                 pass  # it is said again once we lead
 
@@ -307,6 +314,9 @@ class CoordinatorServer:
         node = self._brief.node_of(rank, self._job.parallel.world)
         self._links.send(node, ToRanks(ranks=(rank,), payload=encode(message)))
 
+    def _wish(self, what: What) -> None:
+        self._perform(self._helm.wish(what, self._clock.now_s()))
+
     def _reply(self, node: int, number: int, answer: Message) -> None:
         self._links.send(node, ToOperator(number=number, payload=encode(answer)))
 
@@ -348,6 +358,8 @@ class CoordinatorServer:
                     self._observations.add(rank, observed)
                 case Say(line):
                     self._say(line)
+                case Answer(what, answer):
+                    self._desk.answer(what, answer)
                 case Evict(rank):
                     node = self._brief.node_of(rank, self._job.parallel.world)
                     self._links.send(node, EvictRank(rank=rank))

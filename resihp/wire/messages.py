@@ -67,6 +67,8 @@ __all__ = [
     "Trouble",
     "VersionRefused",
     "Welcome",
+    "What",
+    "Wish",
     "decode",
     "decode_as",
     "encode",
@@ -298,6 +300,8 @@ class SaveFailed(_Message, frozen=True, kw_only=True):
     generation: int
     name: str
     why: str
+    is_busy: bool = False
+    """It still writes the version before: asked again later, it may do it."""
 
 
 class VersionRefused(_Message, frozen=True, kw_only=True):
@@ -332,6 +336,8 @@ class Audited(_Message, frozen=True, kw_only=True):
     version: int
     differing: tuple[str, ...]
     """Tensors whose replicas are not equal, with their ranks; the first few."""
+    num_shards: int
+    """Of parameters and moments, that were compared with those of other ranks."""
 
 
 class Observed(_Message, frozen=True, kw_only=True):
@@ -575,6 +581,19 @@ class Inject(_Message, frozen=True, kw_only=True):
     """The keys of an `[[inject]]`, without its place; checked by whoever carries it out."""
 
 
+What = Literal["checkpoint", "audit"]
+"""What all ranks may be asked to do between two iterations while they train on."""
+
+
+class Wish(_Message, frozen=True, kw_only=True):
+    """`resihp save` and `resihp audit`: have all ranks do it after their next vote (`Request`).
+
+    Whoever asks twice, or again after nobody could answer, gets the same answer.
+    """
+
+    what: What
+
+
 class AskClock(_Message, frozen=True, kw_only=True):
     """`resihp doctor`: what time it is at a monitor, which answers itself."""
 
@@ -589,6 +608,8 @@ class Reply(_Message, frozen=True, kw_only=True):
     """The operator's request was carried out."""
 
     text: str
+    is_bad: bool = False
+    """What came of it, or was found, is bad news."""
 
 
 class Positions(_Message, frozen=True, kw_only=True):
@@ -650,6 +671,7 @@ Message = (
     | Stop
     | KillRank
     | Inject
+    | Wish
     | AskClock
     | ClockAt
     | Reply

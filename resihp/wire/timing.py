@@ -66,6 +66,12 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         """From a signal to the end of a job that settles and saves first."""
         return 2 * self.settle_s + self.save_s + 4 * self.grace_s
 
+    @property
+    def wish_s(self) -> float:
+        """From an operator's wish for a save or an audit until it is done, or given up: a recovery
+        and an iteration may come before."""
+        return self.stalled_s + self.save_s
+
     def hang_bound_s(self, longest_chunk_s: float | None) -> float:
         """How long all may stand still before one is called hung, by how long chunks take.
 

@@ -10,7 +10,7 @@ from layouts import SMALL, idle_plan, job_of
 from odd_model import ODD, logical, shards
 
 from resihp.executor.adamw import AdamW
-from resihp.executor.audit import differences, row_of
+from resihp.executor.audit import differences, num_compared, row_of
 from resihp.executor.state import Holding, TrainState, holding_of
 from resihp.ir.expand import expand
 from resihp.ir.model import Group, LayerRange, Mesh, Plan
@@ -104,6 +104,21 @@ def test_tied_tensors_are_compared_with_each_other():
     assert found_in(plan, holdings) == [
         "parameter table and its tied head: that of ranks 0, 1 differs from that of ranks 2, 3"
     ]
+
+
+def test_only_shards_that_somebody_else_has_too_count_as_compared():
+    """Of one replica what its members hold replicated; of two every shard of each degree."""
+    names = ODD.tensors(0, LAST)
+    replicated = [name for name in names if ODD.layout(name).dim is None]
+    sharded = len(names) - len(replicated)
+    assert sharded
+    alone = layout_of([[0, 1]])
+    assert num_compared(ODD, alone) == 3 * len(replicated)
+    equal = layout_of([[0, 1]], [[2, 3]])
+    assert num_compared(ODD, equal) == 3 * (len(replicated) + 2 * sharded)
+    mixed = layout_of([[0, 1]], [[2]])
+    assert num_compared(ODD, mixed) == 3 * (len(replicated) + 3 * sharded)
+    assert num_compared(ODD, layout_of([[0]])) == 0
 
 
 def test_counts_are_compared():

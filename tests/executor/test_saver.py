@@ -186,6 +186,7 @@ async def test_training_goes_on_while_a_version_is_written(make: Any) -> None:
     (failed,) = rank.sent
     assert isinstance(failed, SaveFailed)
     assert "still being written" in failed.why
+    assert failed.is_busy
     disk.may_write.set()
     await rank.saver.finish()
     (part,) = rank.saved()
@@ -221,6 +222,7 @@ async def test_a_full_disk_is_told(make: Any) -> None:
     (failed,) = rank.sent
     assert isinstance(failed, SaveFailed)
     assert "No space left" in failed.why
+    assert not failed.is_busy
     await rank.step()
     await rank.saver.finish()
     assert [part.version for part in rank.saved()] == [2]

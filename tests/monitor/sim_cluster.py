@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator_cases import STORE, CachedPlanner, job_of
+from sim_disk import VersionDisk
 from sim_nodes import CoordinatorProcess, Node
 from sim_ranks import Executor, Supervisor
 from sim_state import plan_of
@@ -34,8 +35,15 @@ RARE_EVENTS = (
 class Cluster:
     """Everything of one job. `run` it; AssertionError where an invariant breaks."""
 
-    def __init__(self, seed: int, *, num_nodes: int, degrees: tuple[int, int, int]) -> None:
+    def __init__(
+        self, seed: int, *, num_nodes: int, degrees: tuple[int, int, int], saves: bool = False
+    ) -> None:
+        """`saves`: there is a disk for versions."""
         tp, pp, dp = degrees
+        self.saves = saves
+        self.disk = VersionDisk()
+        self.terminated_s = float("inf")
+        """When all nodes were told that the job is to end."""
         self.seed = seed
         self.time = Timeline(seed)
         self.random = self.time.random
@@ -104,6 +112,12 @@ class Cluster:
         places = self.nodes if self.shares_disk else [node]
         known = {step: record for each in places for step, record in each.records.items()}
         return [known[step] for step in sorted(known)]
+
+    def terminate(self) -> None:
+        """SIGTERM to the launcher, which hands it to the owner of each node."""
+        self.terminated_s = self.time.now_s
+        for node in self.nodes:
+            node.terminate()
 
     # --- between executors
 
@@ -245,6 +259,8 @@ class Cluster:
             assert known == order.text, f"two plans of generation {order.generation} decided"
         elif order.kind in RARE_EVENTS:
             self.rarity(order.kind)
+            is_new = process.born_s > self.terminated_s
+            assert not is_new or order.kind != "adopted", "it was to end the job, and adopts"
 
     def coordinator_ends(self, process: CoordinatorProcess, end: End) -> None:
         self.ends.append((process, end))
@@ -270,6 +286,19 @@ class Cluster:
                 each.history for each in done if each.version == self.num_steps and each.holds
             }
             assert len(histories) == 1, "members ended with different states"
+        if 143 in codes:
+            self.check_saved(next(reason for code, reason in ends if code == 143))
         if 4 in codes:
             is_left = not any("no rank is left" in reason for _, reason in ends)
             assert self.planner.refusals or not is_left, "no plan, and none was refused"
+
+    def check_saved(self, reason: str) -> None:
+        """Nothing that was told to be complete is lost, and nothing else is said."""
+        if not self._reported:
+            self.rarity("ended before the first step")
+            return
+        assert "is not saved" not in reason, reason
+        assert self.disk.versions, reason
+        newest = self.disk.versions[0]
+        assert f"newest saved: {newest.name}" in reason
+        assert newest.step == max(self._reported, default=-1) + 1, "another step was saved"

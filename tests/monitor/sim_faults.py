@@ -23,6 +23,7 @@ SHAPES = [
 LIMIT_S = 3000.0
 LEGAL_REASONS = {
     "finished": "",
+    "stopped by SIGTERM": "t",
     "no plan can carry": "kuUhnNLpo",
     "no rank is left": "kuUhnNLpo",
     "no quorum of nodes": "nNLpo",
@@ -189,10 +190,10 @@ class Faults:
         )
 
 
-def cluster_of(seed: int, *, most_nodes: int = 4) -> Cluster:
+def cluster_of(seed: int, *, most_nodes: int = 4, saves: bool = False) -> Cluster:
     shapes = [shape for shape in SHAPES if shape[0] <= most_nodes]
     num_nodes, degrees = shapes[seed % len(shapes)]
-    return Cluster(seed, num_nodes=num_nodes, degrees=degrees)
+    return Cluster(seed, num_nodes=num_nodes, degrees=degrees, saves=saves)
 
 
 def plague(cluster: Cluster, kinds: str, *, most: int, at_start: bool = False) -> Faults:
@@ -236,6 +237,8 @@ class Family(NamedTuple):
     ends: tuple[str, ...] = ()
     """How they must end; empty: in any legal way."""
     at_start: bool = False
+    terminated: bool = False
+    """Whether the job is told to end, and saves."""
 
 
 FAMILIES = {
@@ -249,6 +252,9 @@ FAMILIES = {
     "pauses": Family("LLNk", 4),
     "partitions": Family("po", 4),
     "everything": Family("kuUhbcCmMwnNLpo", 7),
+    "terminated": Family(
+        "cCmMw", 5, ends=("finished", "stopped by SIGTERM"), at_start=True, terminated=True
+    ),
     "start": Family("kucmnpo", 2, at_start=True),
 }
 """By name. Control plane alone: training is never lost, whoever dies."""
@@ -257,8 +263,12 @@ FAMILIES = {
 def run_schedule(family: str, seed: int) -> tuple[str, frozenset[str]]:
     """How it ended, in a word, and the rare cases in it. AssertionError where anything is wrong."""
     kind = FAMILIES[family]
-    cluster = cluster_of(seed)
+    cluster = cluster_of(seed, saves=kind.terminated)
     faults = plague(cluster, kind.kinds, most=kind.most, at_start=kind.at_start)
+    if kind.terminated:
+        faults.struck.add("t")
+        end_s = cluster.random.uniform(2.0, cluster.random.choice([4.0, 8.0, 30.0]))
+        cluster.time.after(end_s, cluster.terminate)
     ends = cluster.run(LIMIT_S)
     word = _outcome(ends, faults.struck, kind)
     assert not kind.ends or word in kind.ends, f"ended with {word!r}"

@@ -13,8 +13,17 @@ from sim_ranks import Supervisor
 from sim_time import Process
 from sim_wires import End, Wire
 
+from resihp.checkpoint.manifest import Manifest
+from resihp.monitor.actions import (
+    CompleteVersion,
+    DropVersion,
+    Evict,
+    Log,
+    PlanMade,
+    Send,
+    StepCommitted,
+)
 from resihp.monitor.actions import End as JobEnd
-from resihp.monitor.actions import Evict, Log, PlanMade, Send, StepCommitted
 from resihp.monitor.coordinator import Coordinator
 from resihp.monitor.helm import Helm, Order
 from resihp.monitor.node.roster import Roster
@@ -23,6 +32,7 @@ from resihp.monitor.quorum.leadership import Leadership
 from resihp.monitor.quorum.outcomes import Deposed, ToNode
 from resihp.monitor.quorum.watch import Watch
 from resihp.wire.messages import Beat, Fence, Message, StepRecord, Stop
+from resihp.wire.nodes import StopAsked
 from resihp.wire.quorum import Accepted, Lead, Leads, Promise, Propose, Superseded
 
 if TYPE_CHECKING:
@@ -75,11 +85,20 @@ class Node(Process):
         self.supervisors: dict[int, Supervisor] = {}
         self.num_monitors = 0
         self.ended: Ended | None = None
+        self.stop_asked: StopAsked | None = None
+        """In the note that monitors leave each other."""
         self.monitor: Monitor | None = None
 
     def begin(self) -> None:
         self.start_monitor()
         self.every(self.cluster.timing.beat_s, self.keep)
+
+    def terminate(self) -> None:
+        """The job is to end: its owner hears it, and each of its monitors."""
+        self.stop_asked = StopAsked(reason="stopped by SIGTERM", exit_code=143)
+        monitor, stop = self.monitor, self.stop_asked
+        if monitor is not None:
+            monitor.do(lambda: monitor.tell(stop))
 
     def start_monitor(self) -> None:
         self.num_monitors += 1
@@ -285,6 +304,8 @@ class Monitor(Process):
                 self.cluster.rarity("leader replaced on a living connection")
                 self.leader.hang_up(self)
             self.leader = wire if wire.is_open else None
+            if self.node.stop_asked is not None:
+                self.tell(self.node.stop_asked)
         self.soon(lambda: self.reply(wire, answer.reply), 0.2)
 
     def reply(self, wire: Wire, reply: Promise | Accepted | Superseded) -> None:
@@ -306,6 +327,7 @@ class CoordinatorProcess(Process):
         cluster = self.cluster = node.cluster
         cluster.num_coordinators += 1
         self.name = f"coordinator {cluster.num_coordinators}"
+        self.born_s = self.time.now_s
         self.wires: dict[int, Wire] = {}
         self.helm: Helm | None = None
         self.later(self.time.random.uniform(0.1, 1.0), lambda: self.begin(first_term))
@@ -313,7 +335,8 @@ class CoordinatorProcess(Process):
     def begin(self, first_term: int) -> None:
         cluster, now_s = self.cluster, self.time.now_s
         nodes = range(len(cluster.nodes))
-        coordinator = Coordinator(cluster.job, cluster.planner, SECRET, now_s)
+        place = cluster.disk.place() if cluster.saves else None
+        coordinator = Coordinator(cluster.job, cluster.planner, SECRET, now_s, place)
         lead = Leadership(nodes, self.node.number, self.name, first_term, cluster.timing, now_s)
         ranks_of = {each.number: list(each.supervisors) for each in cluster.nodes}
         self.helm = Helm(coordinator, lead, ranks_of, lambda: cluster.known_records(self.node))
@@ -363,6 +386,9 @@ class CoordinatorProcess(Process):
                 self.steer(lambda helm, now_s: helm.rank_gone(rank, now_s))
             case Promise() | Superseded() | Accepted():
                 self.steer(lambda helm, now_s: helm.answer(number, message, now_s))
+            case StopAsked():
+                reason, code = message.reason, message.exit_code
+                self.steer(lambda helm, now_s: helm.stop(reason, code, now_s))
             case Ended(code, reason, _):
                 self.cluster.rarity("end learned from a monitor")
                 self.steer(lambda helm, now_s: helm.over(reason, code, now_s))
@@ -414,8 +440,17 @@ class CoordinatorProcess(Process):
                 self.cluster.reported(self, record, generation)
             case PlanMade() | Log():
                 self.cluster.told(self, order)
+            case CompleteVersion(name, manifest):
+                self.soon(lambda: self.complete(name, manifest), 2.0)
+            case DropVersion(name):
+                self.cluster.disk.drop(name)
             case _:
                 pass
+
+    def complete(self, name: str, manifest: Manifest) -> None:
+        """On the disk, and a moment later this process knows it."""
+        self.cluster.disk.complete(name, manifest)
+        self.soon(lambda: self.steer(lambda helm, now_s: helm.completed(name, "", [], now_s)), 0.5)
 
     def to_node_of(self, rank: int, message: object) -> None:
         number = self.cluster.node_of(rank)

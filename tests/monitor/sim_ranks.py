@@ -15,6 +15,7 @@ from sim_state import History, SimState, plan_of, record_for
 from sim_time import Process, Work
 from sim_wires import Wire
 
+from resihp.checkpoint.versions import version_name
 from resihp.monitor.replay import Replay
 from resihp.wire.messages import (
     Beat,
@@ -28,8 +29,10 @@ from resihp.wire.messages import (
     Hello,
     Joined,
     Message,
+    PartSaved,
     Resend,
     Respawn,
+    Save,
     Settled,
     StepDone,
     StepRecord,
@@ -59,6 +62,8 @@ class Executor(SimState, Process):
         """The newest generation that it was told of."""
         self.deploy: Deploy | None = None
         self.has_store = self.is_going = self.is_broken = False
+        self.saves = 0
+        """The generation in which it was last told to write what it holds."""
         self.heard: dict[int, set[int]] = {}
         """Per step, whose gradients are complete."""
 
@@ -107,15 +112,42 @@ class Executor(SimState, Process):
                 self.in_epoch(self.reach)
             case Go() if self.is_in(message.generation) and not self.is_going:
                 self.in_epoch(self.go, 0.1)
+            case Save() if message.generation == self.told and self.is_out(message.generation):
+                self.save(message)
             case _:
                 pass
 
     def is_in(self, generation: int) -> bool:
         return self.deploy is not None and self.deploy.generation == generation
 
+    def is_out(self, generation: int) -> bool:
+        """Whether it has left for `generation`, and does nothing there yet."""
+        return self.deploy is None and self.saves != generation
+
+    def save(self, order: Save) -> None:
+        """A file of its own is there at once, and whole after a while, whatever happens here."""
+        self.saves = order.generation
+        if self.adopt(order):
+            self.cluster.rarity("rolled forward")
+        part = PartSaved(
+            generation=order.generation,
+            name=version_name(order.commit.version, order.at.run, order.generation),
+            version=order.commit.version,
+            updates=order.commit.updates,
+            loss=None,
+            part_bytes=1,
+            part_sha256="0" * 64,
+            data_bytes=1,
+            stalled_s=0.0,
+            took_s=0.0,
+        )
+        self.cluster.disk.begin(part.name, self.rank)
+        self.in_epoch(lambda: self.say(part), 3.0)
+
     def leave(self) -> None:
         self.epoch += 1
         self.deploy = None
+        self.saves = 0
         self.has_store = self.is_going = self.is_broken = False
         self.heard.clear()
 

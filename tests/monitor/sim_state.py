@@ -11,7 +11,7 @@ from coordinator_cases import record_of
 
 from resihp.ir.model import Plan
 from resihp.ir.parser import parse
-from resihp.wire.messages import Deploy, StepRecord
+from resihp.wire.messages import Deploy, Save, StepRecord
 
 History = tuple[tuple[int, int], ...]
 _PLANS: dict[str, Plan] = {}
@@ -56,8 +56,8 @@ class SimState:
         self.pending = None
         self.reduced = None
 
-    def adopt(self, deploy: Deploy) -> bool:
-        """Go to the version that all were told to begin with; whether that was forward."""
+    def adopt(self, deploy: Deploy | Save) -> bool:
+        """Go to the version that all were told to begin with, or save; whether that was forward."""
         commit = deploy.commit
         if self.pending is not None and self.pending[0] == deploy.base:
             self.switch()

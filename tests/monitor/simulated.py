@@ -18,9 +18,10 @@ from resihp.config import JobConfig
 from resihp.ir.kept import weights_run_at
 from resihp.ir.model import Plan
 from resihp.ir.placement import placement_of
-from resihp.monitor.actions import Action, End, Evict, PlanMade, Send, StepCommitted
+from resihp.monitor.actions import Action, Answer, End, Evict, PlanMade, Send, StepCommitted
 from resihp.monitor.coordinator import Phase
 from resihp.wire.messages import (
+    Audited,
     Beat,
     Close,
     Deploy,
@@ -35,6 +36,7 @@ from resihp.wire.messages import (
     Request,
     Resend,
     Respawn,
+    Save,
     Settled,
     StepDone,
     StepRecord,
@@ -59,8 +61,8 @@ class Generation:
     joined: set[int] = field(default_factory=set)
     contributed: dict[int, set[int]] = field(default_factory=dict)
     """Per step, who has its reduced gradients."""
-    asked: set[int] = field(default_factory=set)
-    """Steps whose vote brought a wish to yield."""
+    asked: dict[int, set[str]] = field(default_factory=dict)
+    """What the vote of each step brought."""
 
     def at(self, step: int) -> Plan:
         """What runs in iteration `step`."""
@@ -76,7 +78,8 @@ class Executor(SimState):
         self.rank = rank
         self.dead = False
         self.stuck = False
-        self.asked = False
+        self.asked: set[str] = set()
+        """What it brings into the next vote."""
         self.epoch = 0
         """Counts generations entered and left: what was begun before is void."""
         self.deploy: Deploy | None = None
@@ -109,8 +112,7 @@ class Executor(SimState):
             case Deploy():
                 self.open(message)
             case Request() if self.deploy and self.deploy.generation == message.generation:
-                assert message.what == "yield"
-                self.asked = True
+                self.asked.add(message.what)
             case StoreAt() if self.deploy and self.deploy.generation == message.generation:
                 self.later(self.reach)
             case Go() if self.deploy and self.deploy.generation == message.generation:
@@ -190,7 +192,7 @@ class Executor(SimState):
     def open(self, deploy: Deploy) -> None:
         assert self.deploy is None, "deployed into a running generation"
         self.deploy = deploy
-        self.asked = False
+        self.asked.clear()
         if self.rank in plan_of(deploy.plan).returned:
             self.layout, self.pending, self.holds, self.history = 0, None, False, ()
         if self.adopt(deploy):
@@ -209,7 +211,7 @@ class Executor(SimState):
         super().switch()
         self.sums = -1, {}
 
-    def adopt(self, deploy: Deploy) -> bool:
+    def adopt(self, deploy: Deploy | Save) -> bool:
         is_forward = super().adopt(deploy)
         if self.sums[0] != deploy.commit.version:
             self.sums = -1, {}
@@ -276,8 +278,7 @@ class Executor(SimState):
         self.reduced = step
         votes = generation.contributed.setdefault(step, set())
         votes.add(self.rank)
-        if self.asked:
-            generation.asked.add(step)
+        generation.asked.setdefault(step, set()).update(self.asked)
         if votes == set(generation.plan.active_ranks):
             skipped = self.world.random.random() < 0.2
             record = record_for(self.history, step, number, skipped=skipped)
@@ -295,8 +296,12 @@ class Executor(SimState):
         self.apply()
         number = self.deploy.generation
         self.send(StepDone(generation=number, record=self.record))
-        asked = self.record.step in self.world.generations[number].asked
-        if asked and self.version < self.world.num_steps:
+        asked = self.world.generations[number].asked[self.record.step]
+        self.asked -= asked
+        if "audit" in asked:
+            audited = Audited(generation=number, version=self.version, differing=(), num_shards=1)
+            self.send(audited)
+        if "yield" in asked and self.version < self.world.num_steps:
             self.world.rarities.add("yielded")
             self.runs = False
             self.epoch += 1
@@ -339,6 +344,10 @@ class World:
         self._down_s = dict.fromkeys(self.desk.world, 0.0)
         self._planned: dict[int, str] = {}
         self._steps = 0
+        self.wanting = 0
+        """Wishes for an audit that nobody has answered."""
+        self._asked_in: set[int] = set()
+        """Generations that were asked for it since the last answer."""
 
     # --- time
 
@@ -432,6 +441,13 @@ class World:
         self.silent.add(rank)
         self.executors[rank].stuck = True
 
+    # --- an operator
+
+    def want_audit(self) -> None:
+        """An operator asks for it, and waits."""
+        self.wanting += 1
+        self._perform(lambda: self.desk.do(self.desk.coordinator.wish("audit", self.time.now_s)))
+
     # --- the run
 
     def run(self, limit_s: float) -> End:
@@ -478,6 +494,11 @@ class World:
                 assert all(generation > earlier for earlier in self._planned)
                 assert text in self.planner.made, "a plan that was not verified"
                 self._planned[generation] = text
+            case Answer("audit", answer):
+                assert self.wanting, "an answer that nobody waits for"
+                self.wanting = 0
+                self._asked_in.clear()
+                self.rarities.add(type(answer).__name__)
             case StepCommitted(record, generation):
                 assert record.step == self._steps, "a step out of order"
                 assert record.num_tokens == generation, "a step of another generation"
@@ -497,6 +518,13 @@ class World:
                 assert message.commit.version == self._steps, "a version that was not committed"
                 assert message.commit.version >= self.version, "the version went back"
                 self.version = message.commit.version
+            case Request(generation=generation, what="audit"):
+                assert self.wanting, "asked for what nobody wants"
+                assert generation not in self._asked_in, "asked twice"
+                if self._asked_in:
+                    self.rarities.add("asked again")
+                self._asked_in.add(generation)
+                assert rank in alive, "an order to the dead"
             case Go():
                 joined = self.generations[message.generation].joined
                 assert joined >= alive, "told to go before all had joined"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resihp.monitor.keeper import LONGEST_PAUSE_S, pause_s
 from resihp.monitor.node.brief import Brief, Note, NoteFile, brief_file, read_brief
+from resihp.monitor.node.server import MAX_REASON
+from resihp.wire.nodes import StopAsked
 
 BRIEF = Brief(job="[job]", secret=b"s" * 32, node=1, addresses=(("a", 1), ("b", 2)), run_dir=None)
 
@@ -39,9 +42,11 @@ def test_a_note_fits_its_page(reason: str, code: int):
     file = NoteFile()
     try:
         assert file.read() == Note()
-        file.write(Note(num_starts=3, run_dir="/r" * 100, exit_code=code, reason=reason))
+        stop = StopAsked(reason="s" * MAX_REASON, exit_code=143)
+        whole = Note(num_starts=3, run_dir="/r" * 100, exit_code=code, reason=reason, stop=stop)
+        file.write(whole)
         note = file.read()
-        assert (note.num_starts, note.run_dir, note.exit_code) == (3, "/r" * 100, code)
+        assert msgspec.structs.replace(note, reason=reason) == whole
         assert reason.startswith(note.reason)
         assert note.reason == reason or len(reason.encode()) > 3000
     finally:

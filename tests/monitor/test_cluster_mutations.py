@@ -13,7 +13,10 @@ import pytest
 import sim_nodes
 from sim_faults import run_schedule
 
+from resihp.monitor.coordination.core import Round
 from resihp.monitor.coordination.deciding import Deciding
+from resihp.monitor.coordination.membership import Membership
+from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.repeating import Repeating
 from resihp.monitor.coordination.resuming import Resuming
 from resihp.monitor.quorum import campaign, leader, leadership
@@ -111,6 +114,29 @@ def who_stood_still_leads_on(patch: Patch) -> None:
     patch.setattr(leadership.Leadership, "_look", lambda self, now_s: None)
 
 
+def a_job_is_told_once_to_end(patch: Patch) -> None:
+    terminate = sim_nodes.Node.terminate
+
+    def forget(self: sim_nodes.Node) -> None:
+        terminate(self)
+        self.stop_asked = None
+
+    patch.setattr(sim_nodes.Node, "terminate", forget)
+
+
+def saves_meet(patch: Patch) -> None:
+    def next_one(self: Membership, *, at_least: int = 0) -> None:
+        core = self._core
+        told = set(core.alive)
+        self._rejoining.interrupted()
+        core.generation = max(core.generation + 1, at_least - 1)
+        core.round = Round(is_closed=True)
+        core.enter(Phase.SETTLING)
+        self.tell_to_leave(told)
+
+    patch.setattr(Membership, "close", next_one)
+
+
 MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     any_node_is_a_quorum: ("partitions", "nodes"),
     half_is_a_quorum: ("partitions", "nodes"),
@@ -121,6 +147,8 @@ MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     journals_are_lost: ("everything", "mixed"),
     orders_to_kill_are_given_once: ("mixed",),
     who_stood_still_leads_on: ("pauses",),
+    a_job_is_told_once_to_end: ("terminated",),
+    saves_meet: ("terminated",),
 }
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resihp.compiler import initial_plan
-from resihp.ir.kept import kept_by, weights_run_at
+from resihp.config.schema import DeviceKind
+from resihp.ir.kept import kept_by, weights_run_at, without
 from resihp.ir.model import Batch, Mesh, MicroBatch, ModelShape, Plan
 from resihp.ir.parser import parse
 from resihp.ir.verify import has_errors, verify
@@ -167,6 +168,18 @@ def test_the_interrupted_iteration_runs_without_what_is_kept_then_the_steady_pla
     assert all(len(of_stage) == 4 for of_stage in runs.values())
     again = planner.after_loss(plan, [5, 1], STEP + 1)
     assert len(weights_run_at(again.plan)[0]) == 4, "the next plan is made from the steady one"
+
+
+@pytest.mark.parametrize(("kind", "is_shared"), [("cpu", True), ("cuda", False)])
+def test_what_is_left_is_shared_out_save_on_gpus(kind: DeviceKind, is_shared: bool):
+    """The replica whose micro-batches are kept runs some of the other's. On a GPU all are run by
+    those of the steady plan, so no pair of ranks needs a stream that has none."""
+    device = msgspec.structs.replace(JOB.device, kind=kind)
+    planner = Planner(msgspec.structs.replace(JOB, device=device))
+    healthy = planner.initial()
+    plan = planner.after_loss(healthy, [5], STEP, settled=all_done_by(healthy.plan, 0), step_s=9.0)
+    own = without(plan.lasting.plan, kept_by(plan.plan), STEP)
+    assert (weights_run_at(plan.plan) != weights_run_at(own)) == is_shared
 
 
 def test_a_short_iteration_is_not_worth_a_partition_that_waits():

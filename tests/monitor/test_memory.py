@@ -209,7 +209,7 @@ def test_a_version_that_was_refused_is_not_gone_back_to_by_another_coordinator()
     """Its marker is there still."""
     job = msgspec.structs.replace(job_of(), checkpoint=CheckpointConfig(dir="d", every=2))
     position = Position(dataset="d", seed=0, tokens=64, num_microbatches=4)
-    versions = tuple(SavedVersion(step, f"v{step}", step, position) for step in (4, 2))
+    versions = tuple(SavedVersion(step, f"v{step}", step, position, 0) for step in (4, 2))
     first = Desk(job, place=SavePlace("/d", "run", versions, ())).run()
     first.say(1, VersionRefused(generation=9, name="v4", why="its bytes are damaged"))
     desk = Desk(job, place=SavePlace("/d", "run", versions, ()))

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from coordinator_cases import CachedPlanner, Desk, exited, job_of, ready, record_of, settled
+from saving_cases import POSITION, RUN, desk_of, part, save, saved
 
-from resihp.checkpoint.manifest import Position
 from resihp.checkpoint.versions import version_name
-from resihp.config import CheckpointConfig, JobConfig
 from resihp.errors import NoFeasiblePlan
-from resihp.monitor.actions import CompleteVersion, DropVersion, Say, StepCommitted, StepsTakenBack
-from resihp.monitor.checkpoints import SavedVersion, SavePlace
+from resihp.monitor.actions import (
+    CompleteVersion,
+    DropVersion,
+    End,
+    Say,
+    StepCommitted,
+    StepsTakenBack,
+)
+from resihp.monitor.checkpoints import SavePlace
 from resihp.monitor.coordinator import Phase
 from resihp.monitor.planner import VerifiedPlan
 from resihp.wire.messages import (
     Close,
     Deploy,
     Finished,
-    PartSaved,
     Save,
     SaveFailed,
     Stop,
     VersionRefused,
 )
-
-RUN = "run"
-POSITION = Position(dataset="d", seed=0, tokens=64, num_microbatches=4)
 
 
 class Hopeless(CachedPlanner):
@@ -34,43 +35,6 @@ class Hopeless(CachedPlanner):
 
     def after_loss(self, previous: VerifiedPlan, *args: object, **stored: object) -> VerifiedPlan:
         raise NoFeasiblePlan("too little memory")
-
-
-def saved(step: int, **changes: object) -> SavedVersion:
-    position = msgspec.structs.replace(POSITION, **changes)
-    return SavedVersion(step, version_name(step, RUN, 1), step, position)
-
-
-def desk_of(*versions: SavedVersion, resume: bool = False, job: JobConfig | None = None) -> Desk:
-    """`job` that saves, with versions there already; not started."""
-    job = msgspec.structs.replace(
-        job or job_of(steps=9), checkpoint=CheckpointConfig(dir="d", every=2, resume=resume)
-    )
-    return Desk(job, place=SavePlace("/d", RUN, versions, ()))
-
-
-def part(desk: Desk, step: int, generation: int | None = None) -> PartSaved:
-    generation = desk.generation if generation is None else generation
-    return PartSaved(
-        generation=generation,
-        name=version_name(step, RUN, generation),
-        version=step,
-        updates=step,
-        loss=1.0,
-        part_bytes=10,
-        part_sha256="0" * 64,
-        data_bytes=100,
-        stalled_s=0.0,
-        took_s=0.1,
-    )
-
-
-def save(desk: Desk, step: int, trouble: str = "") -> str:
-    """All write their parts, and the disk completes the version; its name."""
-    desk.say_all(part(desk, step))
-    name = version_name(step, RUN, desk.generation)
-    desk.do(desk.coordinator.completed(name, trouble, [], desk.clock.now_s()))
-    return name
 
 
 def lose_all_of_member(desk: Desk, step: int) -> None:
@@ -159,8 +123,7 @@ def test_a_disk_that_stays_full_is_told_once_and_counted():
     assert said(desk)[1:] == ["4 more versions were not saved for the same reason"]
     fill(range(8, 10))
     assert len(said(desk)) == 3
-    for _ in range(2):
-        desk.do(desk.coordinator.stop("stopped by SIGTERM", 143, desk.clock.now_s()))
+    desk.do(desk.coordinator.over("stopped by SIGTERM", 143, desk.clock.now_s()))
     assert said(desk)[3:] == ["1 more version was not saved for the same reason"]
 
 
@@ -288,13 +251,27 @@ def test_a_signal_saves_before_the_job_ends():
     assert len(desk.sent(Stop)) == 4
 
 
-def test_a_second_signal_does_not_wait_for_the_disk():
-    """Whoever asks again wants it at once."""
+def test_a_wish_to_end_that_is_told_again_is_one_wish():
+    """By the monitor of each node, and by each worker under torchrun: the state is saved all the
+    same, and the first one's exit code counts."""
     desk = desk_of().run()
     desk.step(0)
-    for _ in range(2):
-        desk.do(desk.coordinator.stop("stopped by SIGTERM", 143, desk.clock.now_s()))
+    for number in (143, 143, 130):
+        desk.do(desk.coordinator.stop("stopped by a signal", number, desk.clock.now_s()))
+    desk.settle(version=1)
+    desk.do(desk.coordinator.stop("stopped by a signal", 143, desk.clock.now_s()))
+    assert desk.end is None
+    save(desk, 1)
     assert desk.end is not None
+    assert desk.end.exit_code == 143
+
+
+def test_a_job_that_another_coordinator_ended_is_over_at_once():
+    """A monitor says so: there is nobody left to save anything."""
+    desk = desk_of().run()
+    desk.step(0)
+    desk.do(desk.coordinator.over("finished", 0, desk.clock.now_s()))
+    assert desk.end == End(0, "finished")
 
 
 def test_what_is_saved_already_is_not_saved_again():

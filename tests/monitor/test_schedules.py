@@ -92,6 +92,20 @@ def test_hung_and_mute_ranks_do_not_stop_the_others():
     assert {0, 1} <= set(codes)
 
 
+def test_every_wish_is_answered_once_whoever_dies():
+    """Equal replicas, or a refusal: never nothing, also when it is asked for in a recovery."""
+    seen: set[str] = set()
+    for seed in range(300):
+        world = world_of(seed)
+        plague(world, "ku", most=4)
+        for _ in range(3):
+            world.after(world.random.uniform(0, 6), world.want_audit)
+        world.run(LIMIT_S)
+        assert not world.wanting, f"schedule {seed}: nobody answered"
+        seen |= world.rarities
+    assert seen >= {"Reply", "Refused", "asked again"}
+
+
 def test_a_death_before_the_start_ends_the_job():
     """There is nothing to save, and the cause is usually the job file."""
     for seed in range(30):

@@ -11,7 +11,7 @@ from resihp.monitor.helm import Helm, Order
 from resihp.monitor.node.roster import Roster
 from resihp.monitor.quorum.leadership import Leadership
 from resihp.monitor.quorum.outcomes import ToNode
-from resihp.wire.messages import Beat, Resend, StepDone
+from resihp.wire.messages import Beat, Request, Resend, StepDone
 from resihp.wire.quorum import Accepted, Lead, Promise
 from resihp.wire.timing import Timing
 
@@ -69,12 +69,14 @@ def test_a_coordinator_that_stood_still_hears_what_waited_only_when_it_is_said_a
     assert [each.record.step for each in orders if isinstance(each, StepCommitted)] == [1]
 
 
-@pytest.mark.parametrize("kind", ["gone", "stop"])
+@pytest.mark.parametrize("kind", ["gone", "stop", "wish"])
 def test_what_monitors_say_only_once_is_kept_until_it_is_sure(kind: str):
-    """Who is gone, and that the job is to end."""
+    """Who is gone, what an operator wants, and that the job is to end."""
     helm = Ship().lead()
     if kind == "gone":
         orders = helm.rank_gone(2, SLEPT_S, "its supervisor fell", 3.0)
+    elif kind == "wish":
+        orders = helm.wish("audit", SLEPT_S)
     else:
         orders = helm.stop("stopped by SIGTERM", 143, SLEPT_S)
     assert not acts(orders)
@@ -83,6 +85,8 @@ def test_what_monitors_say_only_once_is_kept_until_it_is_sure(kind: str):
     if kind == "gone":
         (lost,) = (each for each in orders if isinstance(each, Log) and each.kind == "rank_lost")
         assert (lost.fields["rank"], lost.fields["evidence"]) == (2, "its supervisor fell")
+    elif kind == "wish":
+        assert Send(0, Request(generation=3, what="audit")) in orders
     else:
         assert [each.exit_code for each in orders if isinstance(each, End)] == [143]
 

@@ -173,7 +173,7 @@ def test_survivors_go_on_from_a_layout_that_all_hold(layouts: tuple[int, ...], b
     desk.say(3, exited())
     for rank in desk.alive:
         both = (2, 3) if rank and base == 2 else layouts
-        desk.say(rank, settled(4, layouts=both))
+        desk.say(rank, settled(desk.generation, layouts=both))
     assert desk.last_deploy().base == base
 
 

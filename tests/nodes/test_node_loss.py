@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Job, tagged, wait_gone
-from netns import Network, network, processes_in, why_not
+from netns import Network, network, processes_in, why_no_relay, why_not
 from node_jobs import NodeRun, network_section, running_on
 
 from resihp.monitor.listening import job_processes, listeners_of
@@ -100,3 +100,20 @@ def test_a_partition_in_one_direction(net: Network, tmp_path: Path, corpus: Path
         run.wait_for_finish()
         assert_all_steps_once(run)
         assert_one_history(run)
+
+
+@pytest.mark.nightly
+def test_links_that_are_slow_and_lose_packets_cost_nobody(
+    net: Network, tmp_path: Path, corpus: Path
+):
+    """[T9] All that nodes say to each other is 20 ms late, and a packet in a hundred is lost."""
+    if (reason := why_no_relay()) is not None:
+        pytest.skip(reason)
+    for node in range(3):
+        net.disturb(node, delay_s=0.02, loss=0.01, seed=node)
+    with running_on(net, job_on(net, tmp_path), tmp_path, corpus) as run:
+        codes = [run.wait_for_end(node) for node in range(3)]
+        assert codes == [0, 0, 0], run.text
+        assert_all_steps_once(run)
+        assert not run.events("rank_lost") + run.events("evict"), run.text
+        assert len(run.events("plan")) == 1

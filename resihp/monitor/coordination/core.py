@@ -54,6 +54,8 @@ class Core:
         self.now_s = now_s
         self.phase = Phase.STARTING
         self.phase_since_s = now_s
+        self.reason = ""
+        """Why the job ended, once it has."""
         self.alive: set[int] = set(range(job.parallel.world))
         self.lost: list[int] = []
         self.revived: set[int] = set()
@@ -121,6 +123,7 @@ class Core:
     def stop(self, reason: str, exit_code: int) -> None:
         """End the job: every supervisor is told, also those whose executor is gone."""
         self.enter(Phase.STOPPING)
+        self.reason = reason
         # Monitors first: a rank that has ended, while no monitor knows why, would count as lost.
         self.do(End(exit_code, reason))
         for rank in range(self.job.parallel.world):

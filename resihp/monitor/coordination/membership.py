@@ -114,11 +114,16 @@ class Membership:
             self._reviving.check_left()
 
     def close(self, *, at_least: int = 0) -> None:
-        """Everybody leaves the running generation, for the next or for `at_least`."""
+        """Everybody leaves the running generation, for the next or for `at_least`.
+
+        Another coordinator that led before may have told ranks of the next one, and had them save
+        there: whoever takes over leaves it out.
+        """
         core = self._core
+        next_one = core.generation + (2 if core.phase is Phase.RESUMING else 1)
         told = set(core.alive)
         self._rejoining.interrupted()
-        core.generation = max(core.generation + 1, at_least)
+        core.generation = max(next_one, at_least)
         core.round = Round(is_closed=True)
         core.enter(Phase.SETTLING)
         self.tell_to_leave(told)

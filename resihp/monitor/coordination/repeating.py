@@ -1,6 +1,7 @@
 """Orders that may not have arrived: ranks whose monitor is new, or is back, get them again.
 
-All of them do nothing where they arrive for the second time.
+All of them do nothing where they arrive for the second time, but an operator's wish: at worst that
+is done twice.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from resihp.monitor.coordination.opening import Opening
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.saving import Saving
+from resihp.monitor.coordination.wishing import Wishing
 from resihp.wire.messages import Close, Go, Resend
 
 __all__ = ["Repeating"]
@@ -20,8 +22,16 @@ __all__ = ["Repeating"]
 class Repeating:
     """Of what the present phase asks of ranks."""
 
-    def __init__(self, core: Core, opening: Opening, saving: Saving, rejoining: Rejoining) -> None:
+    def __init__(
+        self,
+        core: Core,
+        opening: Opening,
+        saving: Saving,
+        rejoining: Rejoining,
+        wishing: Wishing,
+    ) -> None:
         self._core = core
+        self._wishing = wishing
         self._rejoining = rejoining
         self._opening = opening
         self._saving = saving
@@ -48,5 +58,6 @@ class Repeating:
                     core.send(rank, Go(generation=core.generation))
                     if rank == core.round.asked_to_yield:
                         core.ask_to_yield()
+                    self._wishing.repeat(rank)
                 case _:
                     pass

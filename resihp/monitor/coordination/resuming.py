@@ -2,7 +2,7 @@
 
 Training does not need a coordinator between failures. So where every member of the newest
 generation runs it, or has joined it, that generation is adopted, and nobody is interrupted.
-Otherwise it is closed, and survivors settle as after any loss.
+Otherwise it is closed, and survivors settle as after any loss; so it is where the job is to end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.membership import Membership
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.running import Running
+from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.settlement import differing_shards
 from resihp.wire.messages import Beat, Go, Joined, Resend, Settled, StepRecord, StoreAt, StoreOpened
@@ -27,8 +28,11 @@ __all__ = ["Resuming"]
 class Resuming:
     """From an entry to a generation that runs, or that settles."""
 
-    def __init__(self, core: Core, membership: Membership, running: Running) -> None:
+    def __init__(
+        self, core: Core, membership: Membership, running: Running, saving: Saving
+    ) -> None:
         self._core = core
+        self._saving = saving
         self._membership = membership
         self._running = running
         self._runs: dict[int, bool] = {}
@@ -68,7 +72,7 @@ class Resuming:
         """A rank has left for a newer generation, whatever an older beat of it says."""
         core = self._core
         if core.phase is Phase.RESUMING and message.generation > core.generation:
-            self._membership.close(at_least=message.generation)
+            self._close_after(message.generation)
 
     def beat(self, rank: int, message: Beat) -> None:
         """Whether `rank` runs the generation."""
@@ -76,7 +80,7 @@ class Resuming:
             return
         self._runs[rank] = message.runs and message.generation == self._core.generation
         if message.generation > self._core.generation:
-            self._membership.close(at_least=message.generation)
+            self._close_after(message.generation)
         elif self._runs.keys() >= self._core.alive:
             self._decide()
 
@@ -101,7 +105,7 @@ class Resuming:
     def _decide(self) -> None:
         core = self._core
         running = {rank for rank in core.alive if self._runs[rank]}
-        if running | core.round.joined.keys() < core.alive:
+        if running | core.round.joined.keys() < core.alive or self._saving.ending is not None:
             self._close()
         elif not running and differing_shards(core.round.joined):
             self._close()  # whoever opens the next generation finds it again, and says so
@@ -118,6 +122,10 @@ class Resuming:
         self._running.begin(is_new=len(waiting) == len(core.alive))
         for rank in sorted(waiting):
             core.send(rank, Go(generation=core.generation))
+
+    def _close_after(self, generation: int) -> None:
+        """Ranks were told to leave for `generation`, perhaps to save there: that was another's."""
+        self._membership.close(at_least=generation + 1)
 
     def _close(self) -> None:
         self._core.log("not_adopted", generation=self._core.generation)

@@ -22,6 +22,7 @@ from resihp.monitor.checkpoints import (
     SavePlace,
     position_difference,
     position_of,
+    saved_version,
 )
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.phase import Phase
@@ -228,7 +229,7 @@ class Saving:
         if trouble:
             self._fail(name, trouble, cause=trouble)
             return
-        version = SavedVersion(manifest.step, name, manifest.updates, manifest.position)
+        version = saved_version(name, manifest)
         self._tell_unsaid()
         self._cause = ""
         kept = [each for each in (version, *self.versions) if each.name not in pruned]
@@ -248,6 +249,10 @@ class Saving:
                 core.log("not_saved", version=name, why="its generation was closed")
                 core.do(DropVersion(name))
 
+    def completes(self, step: int) -> bool:
+        """Whether a version of `step` or a later one only lacks its marker."""
+        return any(manifest.step >= step for manifest in self._completing.values())
+
     def newest(self) -> str:
         """The newest complete version, in words."""
         if not self.versions:
@@ -259,10 +264,12 @@ class Saving:
     def end(self, reason: str, exit_code: int) -> bool:
         """The job is to end: whether there is state to be saved first, by `begin` once all settled.
 
-        Otherwise it is stopped now.
+        Otherwise it is stopped now. Where another coordinator led before, that shows only when all
+        have settled.
         """
         self.ending = self.ending or Ending(reason, exit_code)
-        missing = self._missing()
+        is_known = self._core.perhaps_base is None or self._place is None
+        missing = self._missing() if is_known else ""
         if missing:
             self._end(missing)
         return not missing

@@ -12,6 +12,7 @@ import msgspec
 
 from resihp.config import JobConfig, loads
 from resihp.wire.auth import masked_repr
+from resihp.wire.nodes import StopAsked
 
 __all__ = ["Brief", "Note", "NoteFile", "brief_file", "read_brief"]
 
@@ -64,6 +65,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     lost_nodes: tuple[int, ...] = ()
     """Of the job's nodes, at its end."""
+    stop: StopAsked | None = None
+    """What every coordinator is told until the job is over."""
 
 
 def brief_file(brief: Brief) -> int:

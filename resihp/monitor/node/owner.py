@@ -15,7 +15,7 @@ import sys
 
 from resihp.monitor.keeper import Keeper
 from resihp.monitor.node.brief import Brief, NoteFile, brief_file
-from resihp.monitor.process import Child
+from resihp.monitor.process import ENDINGS, Child
 from resihp.monitor.pulse import Pulse
 from resihp.monitor.run_dir import RunDir
 from resihp.wire.timing import Timing
@@ -34,6 +34,8 @@ class NodeOwner:
         self._pulse = Pulse()
         self._keeper = Keeper("the monitor of this node", self._start, timing, pulse=self._pulse)
         self._is_left = False
+        self._ending: signal.Signals | None = None
+        """What the monitor was last told to end the job with."""
         self.lost_nodes: tuple[int, ...] = ()
         """Nodes that were given up, once `run` has returned."""
 
@@ -61,18 +63,24 @@ class NodeOwner:
         return self._run_dir
 
     def send(self, number: signal.Signals) -> None:
-        """Hand a signal to the monitor, which asks for the end of the job."""
+        """Hand a signal to the monitor, which asks for the end of the job; to the next one, too,
+        for this one may be dead, or dying."""
+        if number in ENDINGS:
+            self._ending = number
         self._keeper.send(number)
 
     def _start(self) -> Child:
         fds = self._listener.fileno(), self._brief_fd, self._note.fd, self._pulse.fd
-        return Child(
+        monitor = Child(
             [sys.executable, "-m", "resihp.monitor.node", *map(str, fds)],
             env=os.environ,
             pass_fds=fds,
             own_group=True,
             block_signals=True,
         )
+        if self._ending is not None:
+            monitor.send(self._ending)
+        return monitor
 
     def _leave(self) -> None:
         self._keeper.send(signal.SIGKILL)

@@ -13,10 +13,12 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
+
 from resihp.errors import AuthError
 from resihp.monitor.inject import die, hang
 from resihp.monitor.keeper import MAX_QUICK_ENDS, Keeper
-from resihp.monitor.node.brief import Brief, Note, NoteFile
+from resihp.monitor.node.brief import Brief, NoteFile
 from resihp.monitor.node.election import Election
 from resihp.monitor.node.operators import Operators
 from resihp.monitor.node.supervisors import Supervisors
@@ -51,6 +53,8 @@ DEPOSED = 3
 """Exit code of a coordinator that gave up its lead, or did not get it."""
 HOPELESS = 5
 """Of one that found that nobody will ever lead again: too many nodes are gone for good."""
+MAX_REASON = 256
+"""Characters of why the job is to end: they go into the note."""
 
 
 class NodeServer:
@@ -88,7 +92,6 @@ class NodeServer:
         )
         self._operators = Operators(self._timing)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._stop_asked: StopAsked | None = None
         self._begin_by_s = clock.now_s() + self._timing.start_s
         """When some coordinator must have come, where the run is not ours to begin."""
         self._is_fenced = False
@@ -125,6 +128,8 @@ class NodeServer:
             pass  # whoever is left dies with its owner
         finally:
             self._coordinator.send(signal.SIGKILL)
+            self._operators.leave()
+            await asyncio.sleep(0)  # what they are told is on its way
             for task in (ticking, leading, ended):
                 task.cancel()
             server.close()
@@ -137,27 +142,19 @@ class NodeServer:
         return self._note.exit_code
 
     def ask_stop(self, reason: str, exit_code: int) -> None:
-        """A signal came: the coordinator ends the job, as soon as there is one."""
-        self._stop_asked = StopAsked(reason=reason, exit_code=exit_code)
-        self._tell(self._stop_asked)
+        """A signal came: the coordinator ends the job, as soon as there is one.
 
-    def _update_note(
-        self,
-        *,
-        num_starts: int | None = None,
-        run_dir: str | None = None,
-        has_journal: bool = False,
-        ended: Ended | None = None,
-    ) -> None:
-        note = self._note
-        self._note = Note(
-            num_starts=note.num_starts if num_starts is None else num_starts,
-            run_dir=note.run_dir if run_dir is None else run_dir,
-            has_journal=note.has_journal or has_journal,
-            exit_code=note.exit_code if ended is None else ended.exit_code,
-            reason=note.reason if ended is None else ended.reason,
-            lost_nodes=note.lost_nodes if ended is None else ended.lost_nodes,
-        )
+        Each that follows it is told, too, also by a monitor that follows this one.
+        """
+        stop = self._note.stop
+        if stop is None:
+            stop = StopAsked(reason=reason[:MAX_REASON], exit_code=exit_code)
+            self._update_note(stop=stop)
+        self._tell(stop)
+
+    def _update_note(self, **changes: object) -> None:
+        """Keep `changes` of the note's fields for the next monitor."""
+        self._note = msgspec.structs.replace(self._note, **changes)
         self._note_file.write(self._note)
 
     # --- our own coordinator
@@ -221,9 +218,8 @@ class NodeServer:
                             self._follow(channel)
                     case Leads():
                         self._election.watch.heard(message, self._election.promised)
-                        if self._leader is channel and self._turned_away is not None:
-                            channel.send(self._turned_away)  # before, it would not be heard
-                            self._turned_away = None
+                        if self._leader is channel:
+                            self._led(channel)
                     case Ended(was_over=True):
                         self._end(message)
                     case _ if self._election.obeys(term):
@@ -271,9 +267,16 @@ class NodeServer:
             self._leader.close()
         self._leader = channel
         self._supervisors.tell_gone()
-        if self._stop_asked is not None:
-            channel.send(self._stop_asked)
+        if self._note.stop is not None:
+            channel.send(self._note.stop)
         self._check_left()
+
+    def _led(self, channel: NodeChannel) -> None:
+        """Our coordinator leads; what it was told before that it may not have heard."""
+        self._operators.led(channel)
+        if self._turned_away is not None:
+            channel.send(self._turned_away)
+            self._turned_away = None
 
     def _obey(self, message: NodeMessage) -> None:
         match message:
@@ -294,7 +297,9 @@ class NodeServer:
             self._leader.send(message)
 
     def _end(self, message: Ended) -> None:
-        self._update_note(ended=message)
+        self._update_note(
+            exit_code=message.exit_code, reason=message.reason, lost_nodes=message.lost_nodes
+        )
         self._supervisors.broadcast(self._stop_message())
         self._ended.set()
         self._check_left()
