@@ -239,6 +239,27 @@ class Planner:
         decision = adapt(situation, budget=_BUDGET)
         return self._decided(decision, situation.held, pricing)
 
+    def with_returned(
+        self,
+        previous: VerifiedPlan,
+        lost: Iterable[int],
+        returned: Collection[int],
+        step: int,
+        *,
+        snapshots: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> VerifiedPlan:
+        """The plan that redoes iteration `step` where none is feasible with the members alone.
+
+        `returned` are some of `lost` that are back, and lost in `previous` too: they hold nothing.
+        The rest is as in `after_loss`.
+        """
+        lasting = previous.lasting.plan
+        pricing = self._pricing(Health(lost=frozenset(lost).difference(returned)))
+        stored = Stored(snapshots=snapshots or {})
+        situation = Situation(lasting, pricing, resume_step=step, returned=returned, stored=stored)
+        decision = adapt(situation, budget=_BUDGET)
+        return self._decided(decision, situation.held, pricing)
+
     def after_return(
         self,
         previous: VerifiedPlan,

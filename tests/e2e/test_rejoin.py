@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -39,6 +40,37 @@ def test_losses_are_those_of_a_job_without_faults(tmp_path: Path, corpus: Path) 
     (plan,) = sorted((run.dir / "plans").glob("003*.plan"))
     assert "returned 2" in plan.read_text()
     with running(train_command(job.write(healthy, corpus)), healthy) as run:
+        run.read_to_step(len(losses))
+        stop(run)
+        expected = run.losses()
+    assert len(losses) > steps
+    assert losses == expected[: len(losses)]
+
+
+def test_where_no_plan_is_left_a_rank_that_is_back_is_taken_in_though_it_is_not_trusted(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """With the state of the rank that is lost, of its snapshot: losses are those of a job without
+    faults, bit for bit."""
+    late = Job(steps=MANY, tp=1, sections="[rejoin]\ngood_iterations = 100000\n")
+    faulted, healthy = tmp_path / "faulted", tmp_path / "healthy"
+    faulted.mkdir()
+    healthy.mkdir()
+    with running(train_command(late.write(faulted, corpus)), faulted) as run:
+        run.read_to_step(2)
+        for rank in (2, 3):
+            os.kill(run.executor_pid(rank), signal.SIGKILL)
+            run.read_until(lambda line, rank=rank: line.startswith(f"! lost rank {rank} "))
+        while {row["rank"] for row in run.events("rank_returned")} != {2, 3}:
+            run.read_until(lambda _: True)
+        os.kill(run.executor_pid(1), signal.SIGKILL)
+        run.read_until(lambda line: line.startswith("+ rank"))
+        steps = len(run.rows("metrics"))
+        run.read_to_step(steps + 2)
+        stop(run)
+        losses = run.losses()
+        assert [row["ranks"] for row in run.events("rejoined")] == [[2, 3]], run.text
+    with running(train_command(late.write(healthy, corpus)), healthy) as run:
         run.read_to_step(len(losses))
         stop(run)
         expected = run.losses()

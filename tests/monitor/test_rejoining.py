@@ -478,6 +478,51 @@ def test_where_no_plan_can_do_without_a_rank_its_new_executor_takes_its_place():
     run_steps(desk, 1)
 
 
+def test_where_no_plan_is_left_ranks_that_are_back_are_taken_in_before_they_are_trusted():
+    """The lost member's shard comes from its snapshot, and the iteration is redone."""
+    desk = desk_of(pp=2, dp=2)
+    run_steps(desk, 4)
+    for rank in (2, 3):
+        lose(desk, rank)
+    return_(desk, 2)
+    generation = desk.generation
+    desk.say(1, exited())
+    held = settled(desk.generation, 4, layouts=(generation,))
+    snapshots = (sealed(1, generation, 4),)
+    desk.say(0, msgspec.structs.replace(held, snapshots=snapshots))
+    assert desk.phase is Phase.OPENING
+    assert desk.alive == [0, 2]
+    plan = parse(desk.last_deploy().plan).plan
+    assert (plan.active_ranks, plan.returned) == ((0, 2), (2,))
+    assert desk.last_deploy().commit.version == 4
+    desk.join()
+    assert [log.fields["ranks"] for log in logged(desk, "rejoined")] == [[2]]
+    run_steps(desk, 1)
+
+
+def test_a_rank_that_was_taken_in_and_is_lost_at_once_waits_again_with_the_rest():
+    """What opened without a member is closed, and no rank is counted twice."""
+    desk = desk_of(pp=2, dp=2)
+    run_steps(desk, 4)
+    for rank in (2, 3):
+        lose(desk, rank)
+    return_(desk, 2)
+    return_(desk, 3)
+    generation = desk.generation
+    desk.say(1, exited())
+    held = settled(desk.generation, 4, layouts=(generation,))
+    desk.say(0, msgspec.structs.replace(held, snapshots=(sealed(1, generation, 4),)))
+    assert desk.alive == [0, 2, 3]
+    desk.say(2, exited())
+    assert desk.alive == [0]
+    assert desk.coordinator.returned == {3}
+    held = settled(desk.generation, 4, layouts=(generation,))
+    desk.say(0, msgspec.structs.replace(held, snapshots=(sealed(1, generation, 4),)))
+    assert desk.alive == [0, 3]
+    desk.join()
+    run_steps(desk, 1)
+
+
 def test_where_it_never_gets_ready_the_job_ends_with_one_sentence():
     """[T12] When its starts are used up: exit code 4, in one generation for all."""
     desk = alone()

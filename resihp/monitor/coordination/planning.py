@@ -56,7 +56,7 @@ class Planning:
             if core.goes_back:
                 plan = self._loading()
             elif growth is None:
-                plan = self._make(commit.version, snapshots)
+                plan = self._redone(commit.version, snapshots)
             else:
                 plan, cause = growth.plan, f"{listed(sorted(growth.ranks))} back: {growth.why}"
         except NoFeasiblePlan as error:
@@ -73,6 +73,28 @@ class Planning:
         if core.generation == 0:
             core.generation = 1
         self._deciding.propose(plan, cause, core.start if core.base == 0 else commit)
+
+    def _redone(
+        self, version: int, snapshots: Mapping[int, tuple[int, ...]] | None
+    ) -> VerifiedPlan:
+        """The plan without the lost; where none is feasible, with those that are back meanwhile.
+
+        They have not proved themselves, which is no reason to end the job.
+        """
+        try:
+            return self._make(version, snapshots)
+        except NoFeasiblePlan:
+            core = self._core
+            if core.base_plan is None:
+                raise
+            back = core.returned.intersection(core.base_plan.lasting.plan.lost)
+            if not back:
+                raise
+            plan = self._planner.with_returned(
+                core.base_plan, core.lost, back, version, snapshots=snapshots
+            )
+            self._rejoining.take_in(back)
+            return plan
 
     def _make(self, version: int, snapshots: Mapping[int, tuple[int, ...]] | None) -> VerifiedPlan:
         core = self._core

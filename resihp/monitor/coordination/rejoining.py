@@ -61,6 +61,8 @@ class Rejoining:
         self._growth: Growth | None = None
         self._considered: tuple[frozenset[int], int] = frozenset(), 0
         """Returned ranks that growing was not worth it for, and when to ask again."""
+        self._is_needed = False
+        """Whether the newcomers were taken in because no plan was left without them."""
         self._left_s = 0.0
         self._stood_s: float | None = None
         """Between two steps the last time that the plan grew."""
@@ -316,11 +318,24 @@ class Rejoining:
         self._growth = None
         if growth is None or not growth.ranks <= core.returned:
             return None
-        core.returned -= growth.ranks
-        core.lost[:] = [rank for rank in core.lost if rank not in growth.ranks]
-        core.alive |= growth.ranks
-        core.newcomers = set(growth.ranks)
+        self._admit(growth.ranks)
         return growth
+
+    def take_in(self, ranks: frozenset[int] | set[int]) -> None:
+        """Returned `ranks` have a place in the plan that opens, since there is none without them.
+
+        They hold nothing of the iteration that is redone.
+        """
+        self._admit(ranks)
+        self._is_needed = True
+
+    def _admit(self, ranks: frozenset[int] | set[int]) -> None:
+        core = self._core
+        core.returned -= ranks
+        core.lost[:] = [rank for rank in core.lost if rank not in ranks]
+        core.alive |= ranks
+        core.newcomers = set(ranks)
+        self._is_needed = False
 
     def joined(self) -> None:
         """The generation with the newcomers runs."""
@@ -330,6 +345,10 @@ class Rejoining:
         assert core.plan is not None
         ranks = sorted(core.newcomers)
         core.newcomers.clear()
+        if self._is_needed:
+            core.log("rejoined", ranks=ranks, step=len(core.records))
+            core.say(f"+ {listed(ranks)} back: no plan was left without")
+            return
         self._stood_s = core.now_s - self._left_s
         stood_ms = 1000 * self._stood_s
         moved_bytes = sum(joined.moved_bytes for joined in core.round.joined.values())
