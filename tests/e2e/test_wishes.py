@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import DEADLINE_S, Job, Run, running, train_command
+from jobs import DEADLINE_S, Job, Run, running, torchrun_command, train_command
 
 from resihp.checkpoint.versions import list_versions, newest_complete
 
@@ -115,13 +115,18 @@ def test_a_job_that_is_to_end_ends_whoever_dies_meanwhile(
     assert f"newest saved: {newest.name}" in run.text
 
 
-def test_a_wish_to_end_that_every_node_says_is_one_wish(tmp_path: Path, corpus: Path) -> None:
-    """[T13] SIGTERM to a job of two nodes: their monitors say the same, and the state is saved."""
-    command = train_command(PAIR.write(tmp_path, corpus), "--nodes", "2")
+@pytest.mark.parametrize("launch", ["two nodes", "torchrun"])
+def test_a_wish_to_end_that_many_say_is_one_wish(launch: str, tmp_path: Path, corpus: Path) -> None:
+    """[T13] SIGTERM to the monitors of two nodes, or to all workers of torchrun: the state is
+    saved."""
+    job = PAIR.write(tmp_path, corpus)
+    is_nodes = launch == "two nodes"
+    command = train_command(job, "--nodes", "2") if is_nodes else torchrun_command(job, PAIR.world)
     with running(command, tmp_path) as run:
         run.read_to_step(2)
         run.process.send_signal(signal.SIGTERM)
-        assert run.finish() == 143
+        code = run.finish()
+    assert code == 143 if is_nodes else code
     newest, _ = newest_complete(run.dir / "checkpoints")
     assert newest is not None
     assert newest.version.step == len(run.rows("metrics"))
