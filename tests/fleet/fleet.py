@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -31,6 +32,12 @@ from resihp.wire.address import Address
 _MAX_RANKS = 1 << 12
 _WARM = ("resihp.executor.session", "resihp.executor.interpreter.run")
 """What the process from which all others are forked imports once: torch above all."""
+
+
+def _forking() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_WARM])
+    return context
 
 
 class FleetError(Exception):
@@ -54,9 +61,7 @@ class Fleet:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # of groups that torch makes itself
         self._num_processes = num_processes
         self._quiet = quiet
-        self._context = multiprocessing.get_context("forkserver" if forked else "spawn")
-        if forked:
-            self._context.set_forkserver_preload([*_WARM])
+        self._context = _forking() if forked else multiprocessing.get_context("spawn")
         self._store, self._address = open_store(COLLECTIVE_S)
         self._generation = 0
         self._moves: Any = self._context.RawArray("q", _MAX_RANKS)
