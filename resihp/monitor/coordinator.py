@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from resihp.config import JobConfig
 from resihp.ir.model import Plan
 from resihp.monitor.actions import Action
-from resihp.monitor.checkpoints import SavePlace
+from resihp.monitor.checkpoints import SavedVersion, SavePlace
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.deciding import Deciding
 from resihp.monitor.coordination.hanging import Hanging
@@ -90,12 +90,12 @@ class Coordinator:
         self._core = core = Core(job, now_s)
         self._progress = progress = Progress(now_s)
         self._rejoining = Rejoining(core, planner)
-        self._reviving = Reviving(core, self._rejoining)
+        self._saving = saving = Saving(core, place)
+        self._reviving = Reviving(core, self._rejoining, saving)
         self._membership = Membership(core, self._rejoining, self._reviving)
         self._hanging = Hanging(core, self._membership, progress)
         self._liveness = Liveness(core, self._membership, self._hanging, progress)
         self._running = Running(core, self._membership, self._rejoining, progress)
-        self._saving = saving = Saving(core, place)
         self._wishing = Wishing(core, saving)
         self._opening = Opening(
             core, secret, self._membership, self._rejoining, self._running, saving
@@ -176,6 +176,11 @@ class Coordinator:
         self._rejoining.stood_still(slept_s)
         self._wishing.stood_still(slept_s)
         return self._taken()
+
+    def remember_versions(self, versions: Sequence[SavedVersion]) -> None:
+        """What is saved by now, newest first: other coordinators may have completed some since
+        this one was started, and pruned others. Before `remember`."""
+        self._saving.versions = list(versions)
 
     def decided(self, generation: int, now_s: float) -> list[Action]:
         """A quorum has accepted the entry of `generation`."""

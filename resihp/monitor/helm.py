@@ -23,7 +23,7 @@ from resihp.monitor.quorum.outcomes import (
     Won,
 )
 from resihp.wire.messages import Beat, Message, Resend, StepRecord, What
-from resihp.wire.quorum import Accepted, Promise, Superseded
+from resihp.wire.quorum import Accepted, Entry, Promise, Superseded
 
 __all__ = ["Helm", "Order"]
 
@@ -38,9 +38,10 @@ class Helm:
         coordinator: Coordinator,
         leadership: Leadership,
         ranks_of: Mapping[int, Collection[int]],
-        known_records: Callable[[], Sequence[StepRecord]],
+        known_records: Callable[[Entry], Sequence[StepRecord]],
     ) -> None:
-        """`known_records`: of the steps that the run's directory here has, asked for once."""
+        """`known_records`: of the steps before an entry that the run's directory here has, asked
+        for once."""
         self.coordinator = coordinator
         self.leadership = leadership
         self._ranks_of = ranks_of
@@ -193,7 +194,7 @@ class Helm:
                     orders += self._catch_up(now_s)
                 case Won(newest):
                     assert newest is not None
-                    records = self._known_records()
+                    records = self._known_records(newest)
                     orders += self._perform(self.coordinator.resume(newest, records, now_s), now_s)
                     orders += self._catch_up(now_s)
                 case Awake(slept_s):

@@ -17,6 +17,7 @@ import msgspec
 from resihp.monitor.memory import Memory, memory_of
 from resihp.monitor.row_file import cut_rows, tail
 from resihp.wire.messages import StepRecord
+from resihp.wire.quorum import Entry
 
 __all__ = ["NUM_STEPS_WITH_SAMPLES", "Past", "read_past"]
 
@@ -32,7 +33,20 @@ class Past(NamedTuple):
     records: list[StepRecord]
     """Of the committed steps, from the first one on; empty ones where nobody wrote. Only the last
     ones have samples."""
+    generations: list[int]
+    """Which one made each of them; 0: nobody wrote."""
     memory: Memory
+
+    def before(self, entry: Entry) -> list[StepRecord]:
+        """The steps that are history where `entry` is the newest decision.
+
+        What its generation took back may be here still: another node may have written that.
+        """
+        return [
+            record
+            for record, generation in zip(self.records, self.generations, strict=True)
+            if generation >= entry.generation or record.step < entry.commit.version
+        ]
 
 
 class _Metrics(msgspec.Struct):
@@ -43,6 +57,7 @@ class _Metrics(msgspec.Struct):
     skipped: bool
     tokens_per_s: float
     iteration_s: float
+    generation: int
     emulated: bool = False
 
 
@@ -64,13 +79,16 @@ def read_past(run_dir: Path) -> Past:
     cut_rows(ledger, last + 1)
     cut_rows(metrics, last + 1)
     records: list[StepRecord] = []
+    generations: list[int] = []
     for row in _decoded(_whole_rows(metrics), _Metrics):
         records += [StepRecord.empty(number) for number in range(len(records), row.step)]
         if row.step == len(records):
             records.append(_record(row, samples.get(row.step, ())))
+            generations += [0] * (row.step - len(generations)) + [row.generation]
     if len(records) <= last:
         cut_rows(ledger, len(records))
-    return Past(records, memory_of(_whole_rows(run_dir / "events.jsonl"), len(records)))
+    memory = memory_of(_whole_rows(run_dir / "events.jsonl"), len(records))
+    return Past(records, generations, memory)
 
 
 def _decoded(rows: list[bytes], kind: type[_T]) -> list[_T]:

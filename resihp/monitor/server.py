@@ -25,7 +25,7 @@ from resihp.monitor.actions import (
     StepCommitted,
     StepsTakenBack,
 )
-from resihp.monitor.checkpoints import SavePlace
+from resihp.monitor.checkpoints import SavePlace, save_place
 from resihp.monitor.coordinator import Coordinator
 from resihp.monitor.desk import Desk
 from resihp.monitor.helm import Helm, Order
@@ -70,7 +70,7 @@ from resihp.wire.nodes import (
     ToRanks,
     TurnedAway,
 )
-from resihp.wire.quorum import Accepted, Promise, Superseded
+from resihp.wire.quorum import Accepted, Entry, Promise, Superseded
 from resihp.wire.timing import Timing
 
 __all__ = ["CoordinatorServer"]
@@ -253,11 +253,18 @@ class CoordinatorServer:
             case _:
                 raise AuthError(f"a monitor does not send {type(message).__name__}")
 
-    def _known_records(self) -> list[StepRecord]:
-        """Another coordinator led before: what it left in the run's directory."""
+    def _known_records(self, entry: Entry) -> list[StepRecord]:
+        """Another coordinator led before: what it left in the run's directory, and on disk.
+
+        Read before anything is decided, so on the loop.
+        """
+        if self._versions is not None:
+            place = save_place(self._job, self._run_dir.path)
+            assert place is not None
+            self._coordinator.remember_versions(place.versions)
         past = self._run_dir.past()
         self._coordinator.remember(past.memory)
-        return past.records
+        return past.before(entry)
 
     def _won(self) -> None:
         """We lead from here on: operators are to ask us, and the job's end is ours to tell."""

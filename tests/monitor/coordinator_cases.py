@@ -114,6 +114,23 @@ class CachedPlanner(Planner):
             self._partly[key] = super()._redone(plan, lost, keep, step)
         return self._partly[key]
 
+    def from_checkpoint(
+        self, previous: VerifiedPlan, lost: Iterable[int], step: int
+    ) -> VerifiedPlan:
+        plan = super().from_checkpoint(previous, sorted(lost), step)
+        self.made.add(plan.text)
+        return plan
+
+    def loading(self, plan: VerifiedPlan, step: int) -> VerifiedPlan:
+        loaded = super().loading(plan, step)
+        self.made.add(loaded.text)
+        return loaded
+
+    def with_returned(self, *args: Any, **kwargs: Any) -> VerifiedPlan:
+        plan = super().with_returned(*args, **kwargs)
+        self.made.add(plan.text)
+        return plan
+
     def after_return(self, *args: Any, **kwargs: Any) -> Grown:
         grown = super().after_return(*args, **kwargs)
         if grown.plan is not None:

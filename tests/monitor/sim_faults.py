@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sim_cluster import Cluster
-from sim_nodes import CoordinatorProcess
+from sim_cluster import PLAIN, Cluster, Traits
+from sim_coordinator import CoordinatorProcess
+from sim_state import plan_of
 from sim_time import Process
 
 from resihp.monitor.coordinator import Phase
@@ -23,10 +24,11 @@ SHAPES = [
 LIMIT_S = 3000.0
 LEGAL_REASONS = {
     "finished": "",
-    "stopped by SIGTERM": "t",
-    "no plan can carry": "kuUhnNLpo",
-    "no rank is left": "kuUhnNLpo",
+    "stopped by SIGTERM": "T",
+    "no plan can carry": "kuUhnNLposa",
+    "no rank is left": "kuUhnNLposa",
     "no quorum of nodes": "nNLpo",
+    "is damaged": "D",
     "before the start": "",
     "did not get ready": "",
     "no instruction finished": "h",
@@ -68,6 +70,10 @@ class Faults:
             "L": self.pause_leader,
             "p": self.partition,
             "o": self.deafen,
+            "s": self.kill_holders,
+            "a": self.kill_all_executors,
+            "T": self.ask_stop,
+            "D": self.damage_version,
         }
         kind = self.random.choice(kinds)
         self.struck.add(kind)
@@ -115,6 +121,36 @@ class Faults:
     def kill_executor(self) -> None:
         for supervisor in self._one(self._live()):
             supervisor.kill_executor()
+
+    def kill_holders(self) -> None:
+        """All executors that hold some shard."""
+        for supervisor in self._one(self._live()):
+            deploy = supervisor.executor.deploy
+            group = plan_of(deploy.plan).group_of(supervisor.rank) if deploy is not None else None
+            if deploy is not None and group is not None:
+                self.cluster.rarity("all holders of a shard lost")
+                member = group.ranks.index(supervisor.rank)
+                same = [each for each in plan_of(deploy.plan).groups if each.pp == group.pp]
+                ranks = {each.ranks[min(member, each.tp - 1)] for each in same}
+                for other in self._live():
+                    if other.rank in ranks:
+                        other.kill_executor()
+
+    def kill_all_executors(self) -> None:
+        for supervisor in self._live():
+            supervisor.kill_executor()
+
+    def ask_stop(self) -> None:
+        """SIGTERM to one node, or, as a scheduler sends it, to all; maybe said again."""
+        nodes = [node for node in self.cluster.nodes if not node.is_over]
+        for node in nodes if self.random.random() < 0.5 else self._one(nodes):
+            node.terminate()
+
+    def damage_version(self) -> None:
+        """Of the newest one, bytes that nobody looks at before they are loaded."""
+        for version in self.cluster.disk.listed()[:1]:
+            self.cluster.rarity("version damaged")
+            self.cluster.disk.damage(version.name)
 
     def kill_supervisor(self) -> None:
         for supervisor in self._one(self._live()):
@@ -190,16 +226,17 @@ class Faults:
         )
 
 
-def cluster_of(seed: int, *, most_nodes: int = 4, saves: bool = False) -> Cluster:
-    shapes = [shape for shape in SHAPES if shape[0] <= most_nodes]
-    num_nodes, degrees = shapes[seed % len(shapes)]
-    return Cluster(seed, num_nodes=num_nodes, degrees=degrees, saves=saves)
+def cluster_of(seed: int, traits: Traits = PLAIN) -> Cluster:
+    num_nodes, degrees = SHAPES[seed % len(SHAPES)]
+    return Cluster(seed, num_nodes=num_nodes, degrees=degrees, traits=traits)
 
 
 def plague(cluster: Cluster, kinds: str, *, most: int, at_start: bool = False) -> Faults:
     """Faults in random phases, when a vote is complete, and at any time."""
     faults, chance = Faults(cluster), cluster.random
     left = chance.randint(1, most)
+    of_phase, of_vote = (0.3, 0.1) if cluster.traits is PLAIN else (0.15, 0.06)
+    cluster.may_hang = bool(set(kinds) & set("hUNLpo"))
 
     def soon(longest_s: float) -> None:
         nonlocal left
@@ -209,11 +246,11 @@ def plague(cluster: Cluster, kinds: str, *, most: int, at_start: bool = False) -
     def on_phase(_: CoordinatorProcess, phase: Phase) -> None:
         if phase is Phase.STARTING and not at_start:
             return
-        while left > 0 and chance.random() < 0.3:
+        while left > 0 and chance.random() < of_phase:
             soon(0.2)
 
     def on_vote() -> None:
-        if left > 0 and chance.random() < 0.1:
+        if left > 0 and chance.random() < of_vote:
             soon(0.06)
 
     def on_fence(rank: int) -> None:
@@ -237,10 +274,15 @@ class Family(NamedTuple):
     ends: tuple[str, ...] = ()
     """How they must end; empty: in any legal way."""
     at_start: bool = False
+    traits: Traits = PLAIN
     terminated: bool = False
     """Whether the job is told to end, and saves."""
 
 
+RETURNS = Traits(num_steps=12, returns=True)
+SAVES = Traits(num_steps=12, returns=True, saves=True)
+SNAPSHOTS = Traits(num_steps=12, returns=True, snapshots=True)
+ALL = Traits(num_steps=12, returns=True, saves=True, snapshots=True)
 FAMILIES = {
     "coordinators": Family("cC", 5, ends=("finished",)),
     "monitors": Family("mMw", 5, ends=("finished",)),
@@ -253,9 +295,22 @@ FAMILIES = {
     "partitions": Family("po", 4),
     "everything": Family("kuUhbcCmMwnNLpo", 7),
     "terminated": Family(
-        "cCmMw", 5, ends=("finished", "stopped by SIGTERM"), at_start=True, terminated=True
+        "cCmMw",
+        5,
+        ends=("finished", "stopped by SIGTERM"),
+        at_start=True,
+        traits=Traits(saves=True),
+        terminated=True,
     ),
     "start": Family("kucmnpo", 2, at_start=True),
+    "returns": Family("kkku", 5, traits=RETURNS),
+    "returns_control": Family("kkucCmMwb", 7, traits=RETURNS),
+    "returns_nodes": Family("kkuUhnNLpo", 5, traits=RETURNS),
+    "saves": Family("ksacCmMwD", 6, traits=SAVES),
+    "saves_end": Family("kscmwTT", 4, traits=SAVES),
+    "snapshots": Family("kssau", 5, traits=SNAPSHOTS),
+    "snapshots_control": Family("kssaucCmMw", 7, traits=SNAPSHOTS),
+    "state": Family("ksaUhbcCmMwNLpoDT", 7, traits=ALL),
 }
 """By name. Control plane alone: training is never lost, whoever dies."""
 
@@ -263,10 +318,10 @@ FAMILIES = {
 def run_schedule(family: str, seed: int) -> tuple[str, frozenset[str]]:
     """How it ended, in a word, and the rare cases in it. AssertionError where anything is wrong."""
     kind = FAMILIES[family]
-    cluster = cluster_of(seed, saves=kind.terminated)
+    cluster = cluster_of(seed, kind.traits)
     faults = plague(cluster, kind.kinds, most=kind.most, at_start=kind.at_start)
     if kind.terminated:
-        faults.struck.add("t")
+        faults.struck.add("T")
         end_s = cluster.random.uniform(2.0, cluster.random.choice([4.0, 8.0, 30.0]))
         cluster.time.after(end_s, cluster.terminate)
     ends = cluster.run(LIMIT_S)
@@ -284,6 +339,8 @@ def _outcome(ends: list[tuple[int, str]], struck: set[str], kind: Family) -> str
         is_start = words[0] in ("before the start", "did not get ready")
         # Before the first plan is decided, whoever takes over begins with the start again.
         begins_again = kind.at_start or struck.intersection("nNLpo")
+        if kind.traits.returns:  # nor is a supervisor that was started again told to begin
+            begins_again = begins_again or struck.intersection("ucCmM")
         assert begins_again or not is_start, reason
     if not ends:
         return "all nodes lost"

@@ -1,74 +1,36 @@
-"""Nodes of the simulated cluster: owners, monitors with their journals, coordinators.
+"""Nodes of the simulated cluster: owners, and monitors with their journals.
 
 All decisions are those of the real code; here are only the processes, sockets and disks around.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from coordinator_cases import SECRET
-from sim_ranks import Supervisor
+from sim_coordinator import CoordinatorProcess
+from sim_memory import Memory, RunDir
+from sim_messages import (
+    Ended,
+    EvictRank,
+    FromRank,
+    NodeBeat,
+    RankGone,
+    ToRank,
+    kind_of,
+)
+from sim_supervisors import Supervisor
 from sim_time import Process
 from sim_wires import End, Wire
 
-from resihp.checkpoint.manifest import Manifest
-from resihp.monitor.actions import (
-    CompleteVersion,
-    DropVersion,
-    Evict,
-    Log,
-    PlanMade,
-    Send,
-    StepCommitted,
-)
-from resihp.monitor.actions import End as JobEnd
-from resihp.monitor.coordinator import Coordinator
-from resihp.monitor.helm import Helm, Order
 from resihp.monitor.node.roster import Roster
 from resihp.monitor.quorum.acceptor import Kept, answer_lead, answer_propose
-from resihp.monitor.quorum.leadership import Leadership
-from resihp.monitor.quorum.outcomes import Deposed, ToNode
 from resihp.monitor.quorum.watch import Watch
-from resihp.wire.messages import Beat, Fence, Message, StepRecord, Stop
+from resihp.wire.messages import Beat, Stop
 from resihp.wire.nodes import StopAsked
 from resihp.wire.quorum import Accepted, Lead, Leads, Promise, Propose, Superseded
 
 if TYPE_CHECKING:
     from sim_cluster import Cluster
-
-RETRY_S = 0.1
-
-
-class ToRank(NamedTuple):
-    rank: int
-    message: Message
-
-
-class FromRank(NamedTuple):
-    rank: int
-    message: Message
-
-
-class RankGone(NamedTuple):
-    rank: int
-    evidence: str
-
-
-class NodeBeat(NamedTuple):
-    number: int
-    beats: dict[int, Beat]
-
-
-class EvictRank(NamedTuple):
-    rank: int
-
-
-class Ended(NamedTuple):
-    exit_code: int
-    reason: str
-    was_over: bool = False
 
 
 class Node(Process):
@@ -80,25 +42,19 @@ class Node(Process):
         self.number = number
         self.kept = Kept()
         """The journal: survives every process, not the machine."""
-        self.records: dict[int, StepRecord] = {}
-        """What is in the run's directory here."""
+        self.run_dir = cluster.run_dir if cluster.shares_disk else RunDir()
+        self.memory = Memory()
+        """Shared by its processes, which it outlives."""
+        self.stop_asked: StopAsked | None = None
+        """In the note that monitors leave each other."""
         self.supervisors: dict[int, Supervisor] = {}
         self.num_monitors = 0
         self.ended: Ended | None = None
-        self.stop_asked: StopAsked | None = None
-        """In the note that monitors leave each other."""
         self.monitor: Monitor | None = None
 
     def begin(self) -> None:
         self.start_monitor()
         self.every(self.cluster.timing.beat_s, self.keep)
-
-    def terminate(self) -> None:
-        """The job is to end: its owner hears it, and each of its monitors."""
-        self.stop_asked = StopAsked(reason="stopped by SIGTERM", exit_code=143)
-        monitor, stop = self.monitor, self.stop_asked
-        if monitor is not None:
-            monitor.do(lambda: monitor.tell(stop))
 
     def start_monitor(self) -> None:
         self.num_monitors += 1
@@ -113,9 +69,24 @@ class Node(Process):
             self.cluster.rarity("monitor restarted")
         elif monitor._stopped:
             self.later(self.cluster.timing.stopped_s, lambda: monitor._stopped and monitor.die())
+        if self.cluster.traits.returns and self.ended is None:
+            for rank, supervisor in self.supervisors.items():
+                if supervisor.dead:
+                    self.cluster.rarity("supervisor restarted")
+                    self.supervisors[rank] = Supervisor(
+                        self.cluster, self.number, rank, was_restarted=True
+                    )
 
-    def accept(self, peer: End) -> Wire | None:
-        """A connection from a process of this node."""
+    def terminate(self) -> None:
+        """The job is to end: its owner hears it, and each of its monitors."""
+        self.stop_asked = StopAsked(reason="stopped by SIGTERM", exit_code=143)
+        if self.monitor is not None:
+            self.monitor.do(self.monitor.ask_stop)
+
+    def accept(self, peer: Supervisor) -> Wire | None:
+        """A connection from a supervisor of this node; another one of its rank must be gone."""
+        if self.monitor is not None and peer.rank in self.monitor.ranks:
+            return None
         return self._wire(peer, self.number)
 
     def dialled(self, peer: End, source: int) -> Wire | None:
@@ -216,6 +187,11 @@ class Monitor(Process):
         for wire in self.ranks.values():
             wire.send(self, stop)
 
+    def ask_stop(self) -> None:
+        """Now, and whoever follows."""
+        if self.node.stop_asked is not None:
+            self.tell(self.node.stop_asked)
+
     # --- connections
 
     def hear(self, wire: Wire, message: object) -> None:
@@ -234,7 +210,7 @@ class Monitor(Process):
             case Ended(was_over=True):
                 self.end(message)
             case _ if wire is not self.leader:
-                self.cluster.rarity(f"zombie refused: {_kind(message)}")
+                self.cluster.rarity(f"zombie refused: {kind_of(message)}")
             case Leads():
                 self.watch.heard(message, self.node.kept.promised)
             case ToRank(rank, order):
@@ -304,8 +280,6 @@ class Monitor(Process):
                 self.cluster.rarity("leader replaced on a living connection")
                 self.leader.hang_up(self)
             self.leader = wire if wire.is_open else None
-            if self.node.stop_asked is not None:
-                self.tell(self.node.stop_asked)
         self.soon(lambda: self.reply(wire, answer.reply), 0.2)
 
     def reply(self, wire: Wire, reply: Promise | Accepted | Superseded) -> None:
@@ -313,151 +287,7 @@ class Monitor(Process):
         if wire is self.leader and isinstance(reply, Promise):
             for rank, evidence in self.roster.gone.items():
                 wire.send(self, RankGone(rank, evidence))
+            self.ask_stop()
         self._asked.pop(0)
         if self._asked:
             self.soon(self.journal)
-
-
-class CoordinatorProcess(Process):
-    """The coordinator of a job, on one node; dials the monitors of all."""
-
-    def __init__(self, node: Node, first_term: int) -> None:
-        super().__init__(node.time, node)
-        self.node = node
-        cluster = self.cluster = node.cluster
-        cluster.num_coordinators += 1
-        self.name = f"coordinator {cluster.num_coordinators}"
-        self.born_s = self.time.now_s
-        self.wires: dict[int, Wire] = {}
-        self.helm: Helm | None = None
-        self.later(self.time.random.uniform(0.1, 1.0), lambda: self.begin(first_term))
-
-    def begin(self, first_term: int) -> None:
-        cluster, now_s = self.cluster, self.time.now_s
-        nodes = range(len(cluster.nodes))
-        place = cluster.disk.place() if cluster.saves else None
-        coordinator = Coordinator(cluster.job, cluster.planner, SECRET, now_s, place)
-        lead = Leadership(nodes, self.node.number, self.name, first_term, cluster.timing, now_s)
-        ranks_of = {each.number: list(each.supervisors) for each in cluster.nodes}
-        self.helm = Helm(coordinator, lead, ranks_of, lambda: cluster.known_records(self.node))
-        for number in nodes:
-            self.dial(number)
-        self.every(cluster.timing.beat_s, lambda: self.steer(lambda helm, s: helm.tick(s)))
-
-    def die(self) -> None:
-        if not self.dead:
-            self.dead = True
-            for wire in self.wires.values():
-                wire.hang_up(self)
-
-    # --- connections
-
-    def dial(self, number: int) -> None:
-        """Again and again, until there is a connection."""
-        node, net = self.cluster.nodes[number], self.cluster.net
-        here = self.node.number
-        way_is_open = net.passes(here, number) and net.passes(number, here)
-        if way_is_open and node.dead:
-            self.steer(lambda helm, now_s: helm.refused(number, now_s))
-        wire = node.dialled(self, here) if way_is_open else None
-        if wire is None:
-            self.later(RETRY_S, lambda: self.dial(number))
-            return
-        self.wires[number] = wire
-        self.steer(lambda helm, now_s: helm.connected(number, now_s))
-
-    def hung_up(self, wire: Wire) -> None:
-        number = wire.node_beyond(self)
-        if self.wires.get(number) is wire:
-            del self.wires[number]
-            self.steer(lambda helm, now_s: helm.disconnected(number, now_s))
-            self.later(RETRY_S, lambda: self.dial(number))
-
-    def hear(self, wire: Wire, message: object) -> None:
-        number = wire.node_beyond(self)
-        if self.wires.get(number) is not wire:
-            return
-        match message:
-            case NodeBeat(count, beats):
-                self.steer(lambda helm, now_s: helm.beat(number, count, beats, now_s))
-            case FromRank(rank, said):
-                self.steer(lambda helm, now_s: helm.from_rank(rank, said, now_s))
-            case RankGone(rank, _):
-                self.steer(lambda helm, now_s: helm.rank_gone(rank, now_s))
-            case Promise() | Superseded() | Accepted():
-                self.steer(lambda helm, now_s: helm.answer(number, message, now_s))
-            case StopAsked():
-                reason, code = message.reason, message.exit_code
-                self.steer(lambda helm, now_s: helm.stop(reason, code, now_s))
-            case Ended(code, reason, _):
-                self.cluster.rarity("end learned from a monitor")
-                self.steer(lambda helm, now_s: helm.over(reason, code, now_s))
-            case _:
-                raise AssertionError(f"unexpected {message}")
-
-    # --- what it does
-
-    @property
-    def leads(self) -> bool:
-        return self.helm is not None and self.helm.leadership.leads
-
-    def steer(self, decide: Callable[[Helm, float], list[Order]]) -> None:
-        if self.dead:
-            return
-        assert self.helm is not None
-        orders = decide(self.helm, self.time.now_s)
-        self.cluster.watch_coordinator(self)
-        for order in orders:
-            self.carry_out(order)
-
-    def carry_out(self, order: Order) -> None:
-        if self.dead:
-            return
-        if not isinstance(order, ToNode | Deposed):
-            self.cluster.acted(self, order)
-        match order:
-            case ToNode(number, message):
-                if number in self.wires:
-                    self.wires[number].send(self, message)
-            case Send(rank, message):
-                if isinstance(message, Fence):
-                    self.cluster.on_fence(rank)
-                self.to_node_of(rank, ToRank(rank, message))
-            case Evict(rank):
-                self.to_node_of(rank, EvictRank(rank))
-            case Deposed(_):
-                self.cluster.rarity("coordinator deposed")
-                self.die()
-            case JobEnd(exit_code, reason):
-                assert self.helm is not None
-                ended = Ended(exit_code, reason, self.helm.was_over)
-                for wire in self.wires.values():
-                    wire.send(self, ended)
-                self.cluster.coordinator_ends(self, order)
-                self.later(2 * self.cluster.timing.grace_s, self.die)
-            case StepCommitted(record, generation):
-                self.node.records[record.step] = record
-                self.cluster.reported(self, record, generation)
-            case PlanMade() | Log():
-                self.cluster.told(self, order)
-            case CompleteVersion(name, manifest):
-                self.soon(lambda: self.complete(name, manifest), 2.0)
-            case DropVersion(name):
-                self.cluster.disk.drop(name)
-            case _:
-                pass
-
-    def complete(self, name: str, manifest: Manifest) -> None:
-        """On the disk, and a moment later this process knows it."""
-        self.cluster.disk.complete(name, manifest)
-        self.soon(lambda: self.steer(lambda helm, now_s: helm.completed(name, "", [], now_s)), 0.5)
-
-    def to_node_of(self, rank: int, message: object) -> None:
-        number = self.cluster.node_of(rank)
-        if number in self.wires:
-            self.wires[number].send(self, message)
-
-
-def _kind(message: object) -> str:
-    inner = message.message if isinstance(message, ToRank) else message
-    return type(inner).__name__

@@ -1,7 +1,7 @@
-"""Executors and supervisors of the simulated cluster.
+"""Executors of the simulated cluster.
 
-An iteration is a vote: every member tells all others that its gradients are complete, and a
-member that heard that of all applies the step, each at its own time.
+An iteration is a vote: every member tells all others that its gradients are complete and what it
+was asked to bring, and a member that heard that of all applies the step, each at its own time.
 """
 
 from __future__ import annotations
@@ -10,42 +10,37 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
-from coordinator_cases import ready
-from sim_state import History, SimState, plan_of, record_for
+from sim_memory import History, Part
+from sim_state import SimState, plan_of, record_for
 from sim_time import Process, Work
-from sim_wires import Wire
 
 from resihp.checkpoint.versions import version_name
-from resihp.monitor.replay import Replay
+from resihp.ir.model import Plan, Restore
 from resihp.wire.messages import (
     Beat,
     Close,
     Deploy,
-    ExecutorExited,
-    ExecutorStarted,
-    Fence,
     Finished,
     Go,
-    Hello,
     Joined,
     Message,
     PartSaved,
-    Resend,
-    Respawn,
+    Request,
     Save,
+    SaveAt,
+    SaveFailed,
     Settled,
     StepDone,
     StepRecord,
-    Stop,
     StoreAt,
     StoreOpened,
     Trouble,
+    VersionRefused,
 )
 
 if TYPE_CHECKING:
     from sim_cluster import Cluster
-
-RETRY_S = 0.1
+    from sim_supervisors import Supervisor
 
 
 class Executor(SimState, Process):
@@ -56,22 +51,34 @@ class Executor(SimState, Process):
         self.cluster = cluster
         self.supervisor = supervisor
         self.rank = supervisor.rank
+        if cluster.traits.snapshots:
+            self.memory = cluster.nodes[supervisor.node].memory
+        self.snapshot_every = cluster.job.state.snapshot_every
         self.epoch = 0
         """Counts generations entered and left: what was begun before is void."""
         self.told = 0
         """The newest generation that it was told of."""
         self.deploy: Deploy | None = None
         self.has_store = self.is_going = self.is_broken = False
-        self.saves = 0
-        """The generation in which it was last told to write what it holds."""
-        self.heard: dict[int, set[int]] = {}
-        """Per step, whose gradients are complete."""
+        self.is_reaped = False
+        """Its end was told."""
+        self.is_saving = False
+        """A part of a version is being written."""
+        self.is_asked = False
+        """It is to bring a wish to yield into its next vote."""
+        self.heard: dict[int, dict[int, bool]] = {}
+        """Per step, whose gradients are complete, and whether they wish to yield."""
+
+    @property
+    def plan(self) -> Plan:
+        """Of the generation that it is in."""
+        assert self.deploy is not None
+        return plan_of(self.deploy.plan)
 
     @property
     def active(self) -> tuple[int, ...]:
         """Members of the generation that it is in."""
-        assert self.deploy is not None
-        return plan_of(self.deploy.plan).active_ranks
+        return self.plan.active_ranks
 
     def beat(self) -> Beat:
         runs = self.is_going and not self.is_broken
@@ -86,11 +93,20 @@ class Executor(SimState, Process):
         self.supervisor.do(lambda: self.supervisor.from_executor(self, message))
 
     def tell(self, rank: int, work: Callable[[Executor], None]) -> None:
-        """Another executor of our generation does something when our message arrives."""
-        number = self.deploy.generation if self.deploy is not None else None
+        """Another executor of our generation does something when our message arrives.
+
+        It may not get there any more where we have left meanwhile.
+        """
+        number = self.deploy.generation if self.deploy is not None else -1
 
         def arrives(other: Executor) -> None:
-            if other.deploy is not None and other.deploy.generation == number:
+            if not other.is_in(number):
+                return
+            has_left = not self.dead and not self.is_in(number)
+            if has_left and self.cluster.random.random() < 0.7:
+                self.cluster.rarity("message of a rank that had left")
+                other.lost_peer(number)
+            else:
                 work(other)
 
         self.cluster.between_executors(self, rank, arrives)
@@ -110,48 +126,27 @@ class Executor(SimState, Process):
             case StoreAt() if self.is_in(message.generation) and not self.has_store:
                 self.has_store = True
                 self.in_epoch(self.reach)
+            case Request() if self.is_in(message.generation):
+                assert message.what == "yield"
+                self.is_asked = True
+            case Save() if message.generation == self.told and self.deploy is None:
+                self.save(message)
             case Go() if self.is_in(message.generation) and not self.is_going:
                 self.in_epoch(self.go, 0.1)
-            case Save() if message.generation == self.told and self.is_out(message.generation):
-                self.save(message)
             case _:
                 pass
 
     def is_in(self, generation: int) -> bool:
         return self.deploy is not None and self.deploy.generation == generation
 
-    def is_out(self, generation: int) -> bool:
-        """Whether it has left for `generation`, and does nothing there yet."""
-        return self.deploy is None and self.saves != generation
-
-    def save(self, order: Save) -> None:
-        """A file of its own is there at once, and whole after a while, whatever happens here."""
-        self.saves = order.generation
-        if self.adopt(order):
-            self.cluster.rarity("rolled forward")
-        part = PartSaved(
-            generation=order.generation,
-            name=version_name(order.commit.version, order.at.run, order.generation),
-            version=order.commit.version,
-            updates=order.commit.updates,
-            loss=None,
-            part_bytes=1,
-            part_sha256="0" * 64,
-            data_bytes=1,
-            stalled_s=0.0,
-            took_s=0.0,
-        )
-        self.cluster.disk.begin(part.name, self.rank)
-        self.in_epoch(lambda: self.say(part), 3.0)
-
     def leave(self) -> None:
         self.epoch += 1
         self.deploy = None
-        self.saves = 0
-        self.has_store = self.is_going = self.is_broken = False
+        self.has_store = self.is_going = self.is_broken = self.is_saving = False
         self.heard.clear()
 
     def settle(self, generation: int) -> None:
+        self.finish_snapshot()
         layouts = (self.layout,) if self.pending is None else (self.layout, self.pending[0])
         self.say(
             Settled(
@@ -162,52 +157,93 @@ class Executor(SimState, Process):
                 record=self.record,
                 layouts=layouts,
                 noticed_s=self.time.now_s,
+                snapshots=self.memory.sealed() if self.memory is not None else (),
             )
         )
 
     def open(self, deploy: Deploy) -> None:
         self.epoch += 1
-        self.deploy, self.told = deploy, deploy.generation
-        if self.adopt(deploy):
+        self.deploy, self.told, self.is_asked = deploy, deploy.generation, False
+        if self.rank in self.plan.returned or deploy.commit.saved:
+            self.forget()
+        if self.adopt(deploy.base, deploy.commit):
             self.cluster.rarity("rolled forward")
+        self.cluster.begins(self, deploy)
         if deploy.store_rank == self.rank:
             opened = StoreOpened(generation=deploy.generation, address=self.cluster.address)
             self.in_epoch(lambda: self.say(opened))
         if self.rank not in self.active:
-            self.in_epoch(lambda: self.join((), moved=False))
+            self.in_epoch(lambda: self.join(self.history))
+
+    # --- how it gets to its state
 
     def reach(self) -> None:
-        """The store is known: ask a holder for the state, or keep ours."""
+        """The store is known: keep our state, begin or load, or ask a holder."""
         assert self.deploy is not None
+        base, commit = self.deploy.base, self.deploy.commit
         if self.rank not in self.active:
             return
-        base = self.deploy.base
-        if self.holds or base == 0:
-            self.in_epoch(lambda: self.join(self.history, moved=False), 2.0)
+        if self.holds:
+            self.in_epoch(lambda: self.join(self.history), 2.0)
+        elif base == 0 and commit.saved:
+            self.in_epoch(lambda: self.load(commit.saved), 2.0)
+        elif base == 0:
+            self.in_epoch(lambda: self.join(()), 2.0)
+        else:
+            for rank in self.deploy.peers:
+                self.tell(rank, lambda other: other.give(self))
+
+    def load(self, name: str) -> None:
+        assert self.deploy is not None
+        history = self.cluster.disk.load(name)
+        if history is None:
+            number = self.deploy.generation
+            self.say(VersionRefused(generation=number, name=name, why=f"{name} is damaged"))
             return
-        for rank in self.deploy.peers:
-            self.tell(rank, lambda other: other.give(self))
+        self.cluster.begins_with(self.deploy, history)
+        self.join(history)
 
     def give(self, asker: Executor) -> None:
-        """Our state, if we have one of the layout that everybody comes from."""
+        """Our state, if we have one of the layout that everybody comes from, or can read one."""
         assert self.deploy is not None
-        if self.holds and self.layout == self.deploy.base:
-            history = self.history
+        history = self.given()
+        if history is not None:
             self.tell(asker.rank, lambda other: other.take(history))
 
-    def take(self, history: History) -> None:
-        if self.pending is None:
-            self.join(history, moved=True)
+    def given(self) -> History | None:
+        """What we hold of the layout before, or are to read for others."""
+        assert self.deploy is not None
+        if self.holds and self.layout == self.deploy.base:
+            return self.history
+        return next((history for _, history in self.restored()), None)
 
-    def join(self, history: History, *, moved: bool) -> None:
+    def restored(self) -> list[tuple[int, History]]:
+        """What we are to read out of snapshots, with the ranks that held it."""
+        deploy, memory = self.deploy, self.memory
+        assert deploy is not None
+        found: list[tuple[int, History]] = []
+        for line in self.plan.reconfigure:
+            if isinstance(line, Restore) and line.giver == self.rank:
+                assert memory is not None, "a snapshot where there are none"
+                snapshot = memory.of(line.source).get((deploy.base, deploy.commit.version))
+                assert snapshot is not None, f"no such snapshot of rank {line.source}"
+                found.append((line.source, snapshot.history))
+        return found
+
+    def take(self, history: History) -> None:
+        if self.pending is None and not self.is_going:  # the first that comes
+            self.join(history, moved_bytes=1)
+
+    def join(self, history: History, *, moved_bytes: int = 0) -> None:
         assert self.deploy is not None
         number = self.deploy.generation
         member = self.rank in self.active
-        if moved:
-            self.history = history
+        self.history = history
         self.pending = (number, member)
+        if member:
+            self.secure(number)
         hashes = {"state": repr(history)} if member else {}
-        self.say(Joined(generation=number, hashes=hashes, moved_bytes=int(moved)))
+        self.say(Joined(generation=number, hashes=hashes, moved_bytes=moved_bytes))
 
     def go(self) -> None:
         if self.is_going:
@@ -215,6 +251,8 @@ class Executor(SimState, Process):
         self.switch()
         self.is_going = True
         if self.holds:
+            if self.memory is not None:
+                self.memory.remove_all_but(self.active)
             self.in_epoch(self.contribute)
 
     # --- an iteration
@@ -224,42 +262,66 @@ class Executor(SimState, Process):
         if self.is_broken:
             return  # it waits for a verdict
         if self.version == self.cluster.num_steps:
-            self.say(Finished(generation=self.deploy.generation))
+            if self.is_saving:
+                self.in_epoch(self.contribute, 2.0)
+            else:
+                self.say(Finished(generation=self.deploy.generation))
             return
         step = self.reduced = self.version
+        is_asked = self.is_asked
+        self.finish_snapshot()
         self.cluster.on_vote()
         for rank in self.active:
             if rank == self.rank:
-                self.hear_vote(step, rank)
+                self.hear_vote(step, rank, is_asked)
             else:
-                self.tell(rank, lambda other: other.hear_vote(step, self.rank))
+                self.tell(rank, lambda other: other.hear_vote(step, self.rank, is_asked))
 
-    def hear_vote(self, step: int, rank: int) -> None:
+    def hear_vote(self, step: int, rank: int, is_asked: bool) -> None:
         assert self.deploy is not None
-        votes = self.heard.setdefault(step, set())
-        votes.add(rank)
-        if votes == set(self.active) and self.version == step and not self.is_broken:
+        votes = self.heard.setdefault(step, {})
+        votes[rank] = is_asked
+        if votes.keys() == set(self.active) and self.version == step and not self.is_broken:
             number = self.deploy.generation
             # All members agree on it.
             skipped = hash(((*self.history, (step, number)), 0)) % 5 == 0
             record = record_for(self.history, step, number, skipped=skipped)
-            self.in_epoch(lambda: self.see_vote(record), 2.0)
+            record = msgspec.structs.replace(record, duration_s=self.cluster.step_s)
+            ends_here = any(votes.values())
+            self.in_epoch(lambda: self.see_vote(record, ends_here), 2.0)
 
-    def see_vote(self, record: StepRecord) -> None:
+    def see_vote(self, record: StepRecord, ends_here: bool) -> None:
         self.vote(record)
-        self.in_epoch(self.commit, 0.5)
+        if ends_here:
+            self.is_asked = False
+        self.in_epoch(lambda: self.commit(ends_here), 0.5)
 
-    def commit(self) -> None:
+    def commit(self, ends_here: bool) -> None:
         assert self.deploy is not None
         assert self.record is not None
         self.apply()
         self.say(StepDone(generation=self.deploy.generation, record=self.record))
-        self.in_epoch(self.contribute, self.cluster.step_scale)
+        self.save_if_due()
+        if ends_here and self.version < self.cluster.num_steps:
+            self.leave_by_agreement()
+        else:
+            self.in_epoch(self.contribute, self.cluster.step_scale)
+
+    def leave_by_agreement(self) -> None:
+        """All yield here: settle for the next generation without being told."""
+        self.cluster.rarity("yielded")
+        following = self.told + 1
+        self.leave()
+        self.told = following
+        self.in_epoch(lambda: self.settle(following))
 
     def apply(self) -> None:
         super().apply()
         assert self.record is not None
         self.cluster.applied(self, self.record)
+        writing = self.writing
+        if writing is not None:  # its thread is done at last, if nobody waited for it before
+            self.soon(lambda: self.writing is writing and self.finish_snapshot(), 2.0)
 
     def lost_peer(self, number: int) -> None:
         """A connection to another executor of generation `number` broke."""
@@ -267,112 +329,56 @@ class Executor(SimState, Process):
             self.is_broken = True
             self.say(Trouble(generation=number, what="a peer is gone"))
 
+    # --- saved versions
 
-class Supervisor(Process):
-    """Owns an executor, and talks to the monitor of its node, whichever that is."""
-
-    def __init__(self, cluster: Cluster, node: int, rank: int) -> None:
-        super().__init__(cluster.time, cluster.nodes[node])
-        self.cluster = cluster
-        self.node = node
-        self.rank = rank
-        self.replay = Replay()
-        self.up: Wire | None = None
-        self.ended: int | None = None
-        """Exit code of the job, once it was told."""
-        self.pid = 0
-        """Of the newest executor."""
-        self._down_s = 0.0
-        self.executor = Executor(cluster, self)
-        self.start()
-        self.every(cluster.timing.beat_s, self.beat)
-        self.connect()
-
-    def start(self) -> None:
-        self.pid = self.cluster.new_pid()
-        executor = self.executor
-        self.say(ExecutorStarted(pid=self.pid))
-        executor.later(self.time.random.uniform(0.2, 2.0), lambda: executor.say(ready()))
-
-    def beat(self) -> None:
-        if not self.executor.dead and self.ended is None:
-            self.send(msgspec.structs.replace(self.executor.beat(), pid=self.pid))
-
-    def say(self, message: Message) -> None:
-        """Something that must be said again to whoever asks."""
-        self.replay.keep(message)
-        self.send(message)
-
-    def send(self, message: Message) -> None:
-        if self.up is not None:
-            self.up.send(self, message)
-
-    def from_executor(self, executor: Executor, message: Message) -> None:
-        if executor is self.executor:
-            self.say(message)
-
-    # --- the monitor
-
-    def connect(self) -> None:
-        if self.up is not None or self.ended is not None:
+    def save_if_due(self) -> None:
+        """At the end of an iteration: begin to write a part, unless one is still being written."""
+        deploy, every = self.deploy, self.cluster.job.checkpoint.every
+        assert deploy is not None
+        is_last = self.version == self.cluster.num_steps
+        if deploy.save_at is None or not every or (self.version % every and not is_last):
             return
-        wire = self.cluster.nodes[self.node].accept(self)
-        if wire is None:
-            self.later(RETRY_S, self.connect)
+        if self.is_saving:
+            name = version_name(self.version, deploy.save_at.run, deploy.generation)
+            why = "the version before it is still being written"
+            self.say(SaveFailed(generation=deploy.generation, name=name, why=why))
             return
-        self.up = wire
-        wire.send(self, Hello(pid=self.rank))
+        self.write_part(deploy.save_at, deploy.generation)
 
-    def hung_up(self, wire: Wire) -> None:
-        if wire is self.up:
-            self.up = None
-            self.cluster.rarity("supervisor reconnects")
-            self.connect()
+    def save(self, order: Save) -> None:
+        """Nobody runs: write what all settled on."""
+        if not self.is_saving:
+            self.adopt(order.base, order.commit)
+            assert self.holds, "asked to save what is not here"
+            self.write_part(order.at, order.generation)
 
-    def hear(self, wire: Wire, message: Message) -> None:
-        if wire is not self.up or self.ended is not None:
-            return
-        match message:
-            case Stop():
-                self.ended = message.exit_code
-                self.executor.dead = True
-            case Fence() if message.pid in (0, self.pid):
-                self.kill_executor()
-            case Respawn():
-                self.kill_executor()
-                self.executor = Executor(self.cluster, self)
-                self.start()
-            case Resend():
-                for again in self.replay.messages(message.from_step):
-                    self.send(again)
-            case _:
-                self.down(message)
+    def write_part(self, at: SaveAt, generation: int) -> None:
+        name = version_name(self.version, at.run, generation)
+        part = Part(self.version, self.updates, self.history)
+        self.is_saving = True
 
-    def down(self, message: Message) -> None:
-        """To the executor, in order."""
-        executor = self.executor
-        self._down_s = max(self._down_s, self.time.now_s + self.time.delay(0.05))
-        self.time.at(self._down_s, lambda: executor.do(lambda: executor.hear(message)))
+        def written() -> None:
+            trouble = self.cluster.disk.write(name, self.rank, part)
+            assert not trouble, trouble
+            self.in_epoch(lambda: self.part_saved(name, generation, part))
 
-    def kill_executor(self) -> None:
-        """SIGKILL; what it said before is on its way still."""
-        executor = self.executor
-        if not executor.dead:
-            executor.dead = True
-            self.cluster.executor_died(executor)
-            self.soon(lambda: self.executor_exited(executor), 0.2)
+        self.in_epoch(written, self.cluster.disk_scale)
 
-    def executor_exited(self, executor: Executor) -> None:
-        if executor is self.executor and self.ended is None:
-            self.say(ExecutorExited(code=-9, last_words="", pid=self.pid))
-
-    def die(self) -> None:
-        """With its executor, by the kernel."""
-        if self.dead:
-            return
-        self.dead = True
-        if not self.executor.dead:
-            self.executor.dead = True
-            self.cluster.executor_died(self.executor)
-        if self.up is not None:
-            self.up.hang_up(self)
+    def part_saved(self, name: str, generation: int, part: Part) -> None:
+        if self.deploy is not None:
+            self.is_saving = False
+        self.cluster.rarity("part saved")
+        self.say(
+            PartSaved(
+                generation=generation,
+                name=name,
+                version=part.step,
+                updates=part.updates,
+                loss=None,
+                part_bytes=1,
+                part_sha256=part.digest,
+                data_bytes=1,
+                stalled_s=0.0,
+                took_s=0.0,
+            )
+        )

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator_cases import STORE, CachedPlanner, Desk, exited, ready
-from sim_state import History, SimState, plan_of, record_for
+from sim_memory import History
+from sim_state import SimState, plan_of, record_for
 from sim_time import Timeline, Work
 
 from resihp.config import JobConfig
@@ -24,6 +25,7 @@ from resihp.wire.messages import (
     Audited,
     Beat,
     Close,
+    Commit,
     Deploy,
     ExecutorStarted,
     Fence,
@@ -36,7 +38,6 @@ from resihp.wire.messages import (
     Request,
     Resend,
     Respawn,
-    Save,
     Settled,
     StepDone,
     StepRecord,
@@ -194,8 +195,8 @@ class Executor(SimState):
         self.deploy = deploy
         self.asked.clear()
         if self.rank in plan_of(deploy.plan).returned:
-            self.layout, self.pending, self.holds, self.history = 0, None, False, ()
-        if self.adopt(deploy):
+            self.forget()
+        if self.adopt(deploy.base, deploy.commit):
             self.world.rarities.add("rolled forward")
         generation = self.world.generations.setdefault(
             deploy.generation,
@@ -211,9 +212,9 @@ class Executor(SimState):
         super().switch()
         self.sums = -1, {}
 
-    def adopt(self, deploy: Deploy | Save) -> bool:
-        is_forward = super().adopt(deploy)
-        if self.sums[0] != deploy.commit.version:
+    def adopt(self, base: int, commit: Commit) -> bool:
+        is_forward = super().adopt(base, commit)
+        if self.sums[0] != commit.version:
             self.sums = -1, {}
         return is_forward
 

@@ -1,22 +1,30 @@
 """Whole clusters under random faults in virtual time: a sample of `make schedules`.
 
 What must hold at every moment is checked in `sim_cluster`: one plan per generation, whoever dies;
-one history of steps; one coordinator per term; nobody works on in two generations.
+one history of steps; one coordinator per term; nobody works on in two generations; every generation
+begins with one version, which those who are counted on hold; no step is taken back that is there.
 """
 
 from __future__ import annotations
 
 import pytest
+from sim_cluster import PLAIN
 from sim_faults import FAMILIES, cluster_of, plague, run_schedule
 
 NUM_SCHEDULES = 40
-"""Of each family."""
+"""Of each family of the bare protocol."""
+NUM_LONG = 8
+"""Of each family whose jobs also have ranks that come back, saved versions or snapshots."""
+
+
+def num_of(family: str) -> int:
+    return NUM_SCHEDULES if FAMILIES[family].traits is PLAIN else NUM_LONG
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_schedule_ends_as_it_may(family: str):
     """[T6] [T9] [T10] Coordinators, monitors, ranks, nodes and links, in every phase."""
-    for seed in range(NUM_SCHEDULES):
+    for seed in range(num_of(family)):
         try:
             run_schedule(family, seed)
         except AssertionError as error:
@@ -43,6 +51,43 @@ def test_the_schedules_reach_the_rare_cases():
         "rolled forward",
         "stood_still",
         "supervisor reconnects",
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        pytest.param("returns_control", 41, id="a fresh executor killed by who took over"),
+        pytest.param("snapshots_control", 82, id="deployed to ranks without a place"),
+        pytest.param("snapshots_control", 307, id="back to a layout that was dropped"),
+        pytest.param("saves", 6, id="a reported step not taken back"),
+        pytest.param("saves", 96, id="no plan to load where nobody new is lost"),
+        pytest.param("state", 1004, id="deployed into a generation that went on"),
+    ],
+)
+def test_schedules_that_found_faults_end_well(family: str, seed: int):
+    """Each once broke an invariant, before what is mended now."""
+    run_schedule(family, seed)
+
+
+def test_the_schedules_with_state_reach_the_rare_cases():
+    """[T10] [T11] [T13] [T15] Ranks come back, all holders of a shard are lost, all at once."""
+    seen: set[str] = set()
+    for family in ("returns_control", "saves", "saves_end", "snapshots_control", "state"):
+        for seed in range(1000, 1000 + NUM_LONG):
+            seen |= run_schedule(family, seed)[1]
+    assert seen >= {
+        "all holders of a shard lost",
+        "goes_back",
+        "rejoined",
+        "respawned",
+        "restored from a snapshot",
+        "saved",
+        "saved at the end",
+        "supervisor restarted",
+        "taken_back",
+        "waits_for_restarts",
+        "yielded",
     }
 
 

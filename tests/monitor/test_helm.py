@@ -19,7 +19,7 @@ def test_who_asks_for_the_end_before_it_leads_is_not_forgotten():
     timing = Timing.from_detect_within(job.job.detect_within_s)
     coordinator = Coordinator(job, Planner(job), SECRET, 0.0)
     lead = Leadership((0,), 0, "x", 5, timing, 0.0)
-    helm = Helm(coordinator, lead, {0: range(coordinator.world)}, list)
+    helm = Helm(coordinator, lead, {0: range(coordinator.world)}, lambda _: [])
     entry = Desk().entry(3, base=2, version=1)
     helm.connected(0, 0.0)
     for is_probe in (True, False):

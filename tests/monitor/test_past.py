@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from coordinator_cases import Desk
 
 from resihp.monitor.memory import Memory
 from resihp.monitor.run_dir import RunDir
@@ -56,6 +57,18 @@ def test_a_row_that_is_not_whole_is_cut_off(run_dir: RunDir, num_bytes: int):
     for name in ("metrics", "ledger"):
         rows = (run_dir.path / f"{name}.jsonl").read_text().splitlines()
         assert len(rows) == 3
+
+
+def test_what_a_later_generation_took_back_is_no_history(run_dir: RunDir):
+    """Another node wrote that they are done again; where each has its own directory they stay."""
+    entry = Desk().entry(4, base=2, version=2)
+    assert run_dir.past().before(entry) == [record(0), record(1)]
+    late = RunDir(run_dir.path)
+    late.step(record(3), generation=4)
+    late.close()
+    past = run_dir.past()
+    assert past.generations == [1, 1, 1, 4]
+    assert past.before(entry) == [record(0), record(1), record(3)]
 
 
 def test_a_loss_that_nobody_has_recovered_from_is_an_open_incident(run_dir: RunDir):

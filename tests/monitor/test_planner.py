@@ -40,6 +40,16 @@ def test_a_job_may_begin_with_a_checkpoint_in_any_layout():
         assert {load.target for load in loads(nothing_before(plan), plan)} == set(plan.active_ranks)
 
 
+def test_a_plan_that_did_without_the_lost_goes_back_to_a_checkpoint_as_it_is():
+    """Nobody in it is lost, and yet nobody holds anything: all of it is read."""
+    planner = Planner(JOB)
+    before = planner.after_loss(planner.initial(), [1], 3)
+    plan = planner.from_checkpoint(before, [1], 7).plan
+    empty = nothing_before(plan)
+    assert transfers(empty, plan) == ()
+    assert {load.target for load in loads(empty, plan)} == set(plan.active_ranks)
+
+
 THREE = job_of(tp=1, pp=2, dp=3)
 
 

@@ -11,7 +11,7 @@ from resihp.config import RejoinConfig
 from resihp.ir.expand import expand
 from resihp.ir.model import Op
 from resihp.ir.parser import parse
-from resihp.monitor.actions import Log, PlanMade, Say
+from resihp.monitor.actions import Log, PlanMade, Say, Send
 from resihp.monitor.coordinator import Phase
 from resihp.wire.messages import (
     AskWhere,
@@ -255,6 +255,21 @@ def test_the_plan_grows_back_at_the_boundary_and_no_step_is_redone():
     (cause,) = [made.cause for made in desk.all_of(PlanMade)][2:]
     assert cause.startswith("rank 3 back")
     run_steps(desk, 1)
+
+
+def test_a_rank_that_comes_in_leaves_first_whatever_it_is_in():
+    """Its node was cut off, and it may be in the generation still that it was lost from."""
+    desk = desk_of()
+    run_steps(desk, 2)
+    lose(desk, 3)
+    return_(desk, 3)
+    run_steps(desk, GOOD)
+    desk.settle_next(len(desk.coordinator.records))
+    told = [each.message for each in desk.all_of(Send) if each.rank == 3]
+    kinds = [type(message) for message in told]
+    close = kinds.index(Close)
+    assert Deploy in kinds[close:]
+    assert told[close] == Close(generation=desk.generation)
 
 
 def test_members_that_yielded_are_not_closed_but_standby_ranks_are():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from coordinator_cases import CachedPlanner, Desk, exited, job_of, ready, record_of, settled
 from saving_cases import POSITION, RUN, desk_of, part, save, saved
 
 from resihp.checkpoint.versions import version_name
+from resihp.config import RejoinConfig, StateConfig
 from resihp.errors import NoFeasiblePlan
 from resihp.monitor.actions import (
     CompleteVersion,
@@ -22,7 +24,9 @@ from resihp.monitor.planner import VerifiedPlan
 from resihp.wire.messages import (
     Close,
     Deploy,
+    ExecutorStarted,
     Finished,
+    Respawn,
     Save,
     SaveFailed,
     Stop,
@@ -213,6 +217,35 @@ def test_a_shard_without_a_holder_sends_all_back_to_the_newest_version():
     assert desk.phase is Phase.RUNNING
 
 
+def test_where_nobody_is_left_those_that_come_back_begin_with_the_disk():
+    """[T11] Without snapshots nothing else is left of the state, and it is enough."""
+    job = msgspec.structs.replace(
+        job_of(tp=1, pp=1, dp=2, steps=9),
+        rejoin=RejoinConfig(restarts=3),
+        state=StateConfig(snapshot_every=0),
+    )
+    desk = desk_of(saved(4), job=job).run()
+    for rank in (0, 1):
+        desk.say(rank, exited())
+    assert desk.end is None
+    assert [rank for rank, _ in desk.sent(Respawn)] == [0, 1]
+    for rank in (0, 1):
+        desk.say(rank, ExecutorStarted(pid=7 + rank))
+        desk.say(rank, ready())
+        desk.say(rank, settled(desk.generation, layouts=(0,)))
+    assert desk.last_deploy().commit.saved == saved(4).name
+
+
+def test_who_takes_over_counts_on_what_is_saved_by_then():
+    """It may have been started long before it leads, while others completed and pruned versions."""
+    desk = desk_of(saved(2), job=job_of(tp=2, pp=1, dp=2, steps=9))
+    desk.coordinator.remember_versions([saved(6), saved(4)])
+    desk.take_over(desk.entry(3, base=2, version=6), [record_of(step) for step in range(6)])
+    desk.say_all(ready())
+    lose_all_of_member(desk, 6)
+    assert desk.last_deploy().commit.saved == saved(6).name
+
+
 def test_a_loss_while_all_go_back_goes_back_again():
     """Nobody holds anything then, so nobody is fenced for what it holds."""
     desk = desk_of(job=job_of(tp=1, pp=1, dp=4, steps=9)).run()
@@ -283,6 +316,24 @@ def test_what_is_saved_already_is_not_saved_again():
     desk.settle(version=1)
     assert not desk.sent(Save)
     assert desk.end is not None
+
+
+@pytest.mark.parametrize("trouble", ["", "no space left"])
+def test_a_version_that_is_completed_meanwhile_is_not_the_last_one(trouble: str):
+    """It was begun while training went on: the job does not end before its last step is saved."""
+    desk = desk_of().run()
+    for step in range(3):
+        desk.step(step)
+    name = version_name(2, RUN, desk.generation)
+    desk.say_all(part(desk, 2))
+    desk.do(desk.coordinator.stop("stopped by SIGTERM", 143, desk.clock.now_s()))
+    desk.settle(version=3)
+    desk.do(desk.coordinator.completed(name, trouble, [], desk.clock.now_s()))
+    assert desk.end is None
+    save(desk, 3)
+    assert desk.end is not None
+    assert f"newest saved: {version_name(3, RUN, 2)}" in desk.end.reason
+    assert "is not saved" not in desk.end.reason
 
 
 @pytest.mark.parametrize("how", ["a part fails", "the disk refuses", "it takes for ever"])

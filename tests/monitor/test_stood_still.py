@@ -28,7 +28,7 @@ class Ship:
         self.timing = Timing.from_detect_within(job.job.detect_within_s)
         coordinator = Coordinator(job, CachedPlanner(job), SECRET, 0.0)
         lead = Leadership((0,), 0, "x", 5, self.timing, 0.0)
-        self.helm = Helm(coordinator, lead, {0: range(coordinator.world)}, list)
+        self.helm = Helm(coordinator, lead, {0: range(coordinator.world)}, lambda _: [])
         self.entry = Desk().entry(3, base=2, version=1)
 
     def lead(self) -> Helm:

@@ -127,6 +127,23 @@ def test_a_generation_that_one_rank_does_not_run_is_closed(odd: Beat):
     assert desk.generation >= max(4, odd.generation)
 
 
+def test_an_executor_that_was_started_again_before_is_not_killed_for_it():
+    """Whoever led before knew of its loss, but no plan without it was decided: it is back."""
+    for base in (0, 2):
+        desk = Desk()
+        desk.take_over(desk.entry(base + 1, base=base))
+        desk.say_all(ready())
+        for rank in desk.world:
+            desk.say(rank, runs(base + 1, is_running=False))
+        for rank in desk.world:
+            fresh = rank == 3
+            layouts = (0,) if fresh else (base + 1,)
+            desk.say(rank, settled(desk.generation, 0 if fresh else 2, layouts=layouts))
+        assert not desk.sent(Fence)
+        assert desk.coordinator.returned == {3}
+        assert desk.last_deploy().base == base + 1
+
+
 def test_replicas_that_joined_differently_are_not_adopted():
     """All joined and nobody runs: the check before go is still to be made."""
     desk = Desk()
@@ -188,7 +205,7 @@ def test_a_layout_that_all_have_left_is_not_gone_back_to_for_its_snapshots():
             Sealed(rank=rank, generation=generation, version=1, updates=1) for generation in (2, 3)
         ]
         lost = Sealed(rank=3, generation=3, version=1, updates=1)
-        held = settled(4, 1, layouts=(3,))
+        held = settled(desk.generation, 1, layouts=(3,))
         desk.say(rank, msgspec.structs.replace(held, snapshots=(*own, lost)))
     assert desk.last_deploy().base == 3
 
@@ -207,7 +224,7 @@ def test_where_all_were_started_again_the_layout_with_all_its_snapshots_is_taken
             for generation in (2, 3)
             if generation != other or rank
         ]
-        nothing = settled(4, layouts=(0,))
+        nothing = settled(desk.generation, layouts=(0,))
         desk.say(rank, msgspec.structs.replace(nothing, snapshots=tuple(kept)))
     assert desk.last_deploy().base == base
 
@@ -222,7 +239,7 @@ def test_who_was_started_again_while_another_one_led_is_not_fenced_for_it():
     desk.say(2, runs(3))
     desk.say(3, runs(0, is_running=False))
     for rank in desk.alive:
-        desk.say(rank, settled(4, 1, layouts=(0,) if rank == 3 else (3,)))
+        desk.say(rank, settled(desk.generation, 1, layouts=(0,) if rank == 3 else (3,)))
     assert not desk.sent(Fence)
     assert desk.alive == [0, 1, 2]
     assert desk.last_deploy().base == 3

@@ -42,7 +42,8 @@ def kept_layout(situation: Situation) -> Layout | None:
     if not situation.lost.isdisjoint(previous.active_ranks):
         return None
     standby = tuple(sorted(situation.alive.difference(previous.active_ranks)))
-    return Layout(previous.groups, standby, tuple(sorted(situation.lost)))
+    # Groups that stay as they are lack their state, too, where that is only saved.
+    return supplied(situation, Layout(previous.groups, standby, tuple(sorted(situation.lost))))
 
 
 def left_of(situation: Situation) -> Layout | None:
@@ -52,7 +53,7 @@ def left_of(situation: Situation) -> Layout | None:
         return None
     used = [rank for group in groups for rank in group.ranks]
     standby = tuple(sorted(situation.alive.difference(used)))
-    return Layout(groups, standby, tuple(sorted(situation.lost)))
+    return supplied(situation, Layout(groups, standby, tuple(sorted(situation.lost))))
 
 
 def formed(

@@ -23,7 +23,7 @@ from resihp.monitor.memory import Memory
 from resihp.monitor.own_sleep import put_off
 from resihp.monitor.planner import Planner, VerifiedPlan
 from resihp.monitor.restarts import Restarts
-from resihp.wire.messages import ExecutorExited, Ready
+from resihp.wire.messages import Close, ExecutorExited, Ready
 
 __all__ = ["Growth", "Rejoining"]
 
@@ -336,6 +336,9 @@ class Rejoining:
         core.alive |= ranks
         core.newcomers = set(ranks)
         self._is_needed = False
+        # One that was cut off may be in its old generation still, and wait there.
+        for rank in sorted(ranks):
+            core.send(rank, Close(generation=core.generation))
 
     def joined(self) -> None:
         """The generation with the newcomers runs."""

@@ -3,7 +3,8 @@
 Each of them may have its snapshot still. So where nobody is left, where a shard has no source, or
 where no plan is feasible without them, the others wait for those that are being started. Who is
 back then belongs to the job again at once, settles with the rest, and holds what its own snapshot
-has; one that has none waits like any other rank that is back.
+has; one that has none waits like any other rank that is back. Where nobody is left and a version
+is saved, they are waited for without snapshots too: they begin again with that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from resihp.errors import NoFeasiblePlan
 from resihp.monitor.coordination.core import Core
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
+from resihp.monitor.coordination.saving import Saving
 from resihp.wire.messages import Close
 
 __all__ = ["Reviving"]
@@ -22,9 +24,10 @@ __all__ = ["Reviving"]
 class Reviving:
     """While a generation settles."""
 
-    def __init__(self, core: Core, rejoining: Rejoining) -> None:
+    def __init__(self, core: Core, rejoining: Rejoining, saving: Saving) -> None:
         self._core = core
         self._rejoining = rejoining
+        self._saving = saving
 
     @property
     def is_waiting(self) -> bool:
@@ -35,7 +38,9 @@ class Reviving:
         """Wait for those that are being started; False where there are none, or they are here."""
         core = self._core
         expected = self._members() & (self._rejoining.awaited | core.returned)
-        if core.job.state.snapshot_every == 0 or not expected or core.round.awaits:
+        has_source = core.job.state.snapshot_every > 0
+        has_source = has_source or (not core.alive and bool(self._saving.versions))
+        if not has_source or not expected or core.round.awaits:
             return False
         core.round.awaits = True
         core.log("waits_for_restarts", ranks=sorted(expected), why=why)

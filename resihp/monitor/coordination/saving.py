@@ -214,7 +214,7 @@ class Saving:
             self._cause = cause
             core.say(f"version {name} was not saved: {why}; {self.newest()}")
         core.do(DropVersion(name))
-        if core.phase is Phase.SAVING:
+        if self._is_last(name):
             self._end(why)
 
     def _tell_unsaid(self) -> None:
@@ -235,7 +235,7 @@ class Saving:
         kept = [each for each in (version, *self.versions) if each.name not in pruned]
         self.versions = sorted(kept, reverse=True, key=lambda each: each.step)
         core.log("saved", version=name, step=manifest.step, pruned=pruned)
-        if core.phase is Phase.SAVING:
+        if self._is_last(name):
             self._end("")
 
     def check(self) -> None:
@@ -308,19 +308,22 @@ class Saving:
             alive=tuple(writers),
             at=at,
         )
-        name = version_name(commit.version, at.run, core.generation)
-        self._unfinished[name] = _Unfinished(core.generation, frozenset(writers))
         self._order = order
+        self._unfinished[_named(order)] = _Unfinished(core.generation, frozenset(writers))
         for rank in writers:
             core.send(rank, order)
+
+    def _is_last(self, name: str) -> bool:
+        """Whether it is what the job waits for before it ends, and none that was begun before."""
+        order = self._order
+        return self._core.phase is Phase.SAVING and order is not None and name == _named(order)
 
     def repeat(self, rank: int) -> None:
         """What `rank` was told to write, again, unless its part is there."""
         order = self._order
         if order is None or rank not in order.alive:
             return
-        name = version_name(order.commit.version, order.at.run, order.generation)
-        unfinished = self._unfinished.get(name)
+        unfinished = self._unfinished.get(_named(order))
         if unfinished is not None and rank not in unfinished.parts:
             self._core.send(rank, order)
 
@@ -337,3 +340,8 @@ class Saving:
             lost = f"; step {step} is not saved: {trouble}" if trouble else ""
             reason = f"{reason}{lost}; {self.newest()}"
         self._core.stop(reason, exit_code)
+
+
+def _named(order: Save) -> str:
+    """The version that is written on `order`."""
+    return version_name(order.commit.version, order.at.run, order.generation)

@@ -45,9 +45,11 @@ class Settling:
             self._membership.yielded()
         if core.phase is not Phase.SETTLING or message.generation != core.generation:
             return
+        ran = [base for base in core.bases if base]
+        holds_some = any(message.layouts) or any(_has(rank, message, base) for base in ran)
+        if core.has_resumed and ran and not holds_some:
+            core.revived.add(rank)  # it was started again while another coordinator led
         if not core.goes_back and not any(_has(rank, message, base) for base in core.bases):
-            if core.has_resumed and not any(message.layouts):
-                core.revived.add(rank)  # it was started again while another coordinator led
             if rank in core.revived:
                 core.round.settled[rank] = message  # it has nothing, as the settlement will say
                 self.check()
@@ -77,12 +79,15 @@ class Settling:
         The older one if all hold it. Whoever was told to go dropped that, but for its snapshots,
         and then all have the newer one, since nobody is told before everybody joined. A layout of
         which a shard has no source is taken only where the other one is no better.
+
+        Ranks that were started again hold nothing, as all do before the first generation: so what
+        comes before the newer one is no layout to go on from once that is known to have run.
         """
         core = self._core
         if core.goes_back:
             return True
         states = core.round.settled
-        bases = sorted(core.bases)
+        bases = sorted(core.bases)[-1:] if self._has_run() else sorted(core.bases)
         older, newest = bases[0], bases[-1]
         held = [state.layouts for state in states.values() if any(state.layouts)]
         if not held or not all(older in layouts for layouts in held):
@@ -101,6 +106,24 @@ class Settling:
             if not _has(rank, state, newest):
                 self._membership.fence(rank, f"holds layouts {state.layouts}, not {newest}")
         return False
+
+    def _without_place(self) -> list[int]:
+        """Ranks that were started again and have no place in the base, but in the one before it."""
+        core = self._core
+        if core.base_plan is None:
+            return []
+        plan = core.base_plan.plan
+        again = core.revived & core.round.settled.keys()
+        return sorted(again.difference(plan.active_ranks, plan.standby))
+
+    def _has_run(self) -> bool:
+        """Whether a step of the newest generation is known, from reports or from snapshots."""
+        newest, version = self._core.begun
+        return len(self._core.records) > version or any(
+            each.generation == newest and each.version > version
+            for state in self._core.round.settled.values()
+            for each in state.snapshots
+        )
 
     def _fits(self, base: int) -> bool:
         """Whether all have that layout but those that were started again."""
@@ -128,7 +151,7 @@ class Settling:
         settlement = self._chosen()
         if settlement is None:
             return
-        self._reviving.give_back(settlement.empty)
+        self._reviving.give_back([*settlement.empty, *self._without_place()])
         self._running.taken_back(settlement.version)
         if settlement.record is not None:
             self._running.committed(settlement.record, core.base)
