@@ -9,6 +9,7 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_orders import check_orders
 from problem_cases import ROOMY, problem, random_problem, replica
 from slow_engine import SlowEngine
 
@@ -31,31 +32,6 @@ def set_all_apart(given: Problem) -> Problem:
 
     return given._replace(
         replicas=tuple(row(index, one) for index, one in enumerate(given.replicas))
-    )
-
-
-def check_orders(given: Problem, planned: Planned) -> None:
-    """Each chunk runs once, F before B before W, on the replica that the placing names."""
-    seen: Counter[tuple[int, int, int, Op]] = Counter()
-    for d, stages in planned.orders.items():
-        for stage, order in enumerate(stages):
-            place: dict[tuple[int, int, Op], int] = {}
-            for index, (op, home, number) in enumerate(order):
-                item = (d if home < 0 else home, number)
-                assert planned.placing.get(item, {}).get(stage, item[0]) == d
-                seen[stage, *item, op] += 1
-                place[*item, op] = index
-            for (home, number, op), index in place.items():
-                before = {Op.B: Op.F, Op.BW: Op.F, Op.W: Op.B}.get(op)
-                assert before is None or place[home, number, before] < index
-    ops = (Op.F, Op.B, Op.W) if given.split else (Op.F, Op.BW)
-    assert seen == Counter(
-        (stage, home, number, op)
-        for stage in range(given.num_stages)
-        for home in range(len(given.replicas))
-        for number in range(given.num_microbatches)
-        for op in ops
-        if (home, number) not in given.kept
     )
 
 

@@ -6,8 +6,8 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_orders import check_orders
 from problem_cases import problem, random_problem, replica
-from test_planner import check_orders
 
 from resihp.compiler.planner.climb import climb
 from resihp.compiler.planner.engine import Engine

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import Job, Run, complete
-from test_training import TP_CHANGE_TOLERANCE
+from jobs import TP_CHANGE_TOLERANCE, Job, Run, complete
 
 pytestmark = pytest.mark.timeout(120)
 

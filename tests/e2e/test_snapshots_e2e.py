@@ -7,11 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import Job, complete, memory_of, running, train_command
+from jobs import TP_CHANGE_TOLERANCE, Job, complete, memory_of, running, train_command
 
 pytestmark = pytest.mark.timeout(120)
-TP_CHANGE_TOLERANCE = 1e-5
-"""As in `test_training`."""
 
 
 def test_both_holders_of_a_shard_are_killed_and_training_goes_on(tmp_path: Path, corpus: Path):

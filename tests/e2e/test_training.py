@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from jobs import Job, Run, complete
+from jobs import TP_CHANGE_TOLERANCE, Job, Run, complete
 
 from resihp.compiler import initial_plan, lower
 from resihp.executor.data import load_dataset
@@ -23,12 +23,6 @@ from resihp.ir.printer import print_plan
 from resihp.monitor.observations import played_run
 
 pytestmark = pytest.mark.timeout(120)
-
-# A smaller TP degree adds the same numbers in another order: each sum of a row-parallel linear
-# changes by about one rounding, 2**-24 relative. Ten steps of Adam keep the loss, a mean over
-# some 2,000 targets, within a few of these (measured: 2e-8); 1e-5 leaves room for other kernels,
-# while one wrong micro-batch or a lost update changes the loss in the second digit.
-TP_CHANGE_TOLERANCE = 1e-5
 
 
 def test_losses_are_bitwise_equal_until_the_failure(healthy: Run, killed: Run) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 from coordinator_cases import job_of
+from plagues import LIMIT_S, check_end, plague
 from simulated import World
-from test_schedules import LIMIT_S, check_end, plague
 
 from resihp.config import RejoinConfig
 
