@@ -223,7 +223,7 @@ MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     any_node_is_a_quorum: ("partitions", "nodes"),
     half_is_a_quorum: ("partitions", "nodes"),
     promises_bind_nobody: ("partitions", "nodes", "coordinators"),
-    everything_is_adopted: ("control",),
+    everything_is_adopted: ("control", "links"),
     nothing_found_is_taken_over: ("coordinators",),
     plans_are_deployed_undecided: ("nodes", "everything"),
     journals_are_lost: ("everything", "mixed"),
