@@ -97,6 +97,8 @@ class Cluster:
         self.run_dir = RunDir()
         self.terminated_s = inf
         """When all nodes were told that the job is to end."""
+        self.has_run = False
+        """Whether some generation did."""
         self.may_hang = True
         """Whether some fault makes a rank, or the way to it, silent."""
         self.num_coordinators = 0
@@ -363,6 +365,7 @@ class Cluster:
         """An event of the run."""
         if order.kind in RARE_EVENTS:
             self.rarity(order.kind)
+        self.has_run = self.has_run or order.kind == "running"
         is_new = process.born_s > self.terminated_s
         assert not is_new or order.kind != "adopted", "it was to end the job, and adopts"
         match order:
@@ -371,6 +374,11 @@ class Cluster:
                 is_late = reason.startswith("did not leave") and not self.may_hang
                 assert not is_mistake, f"fenced by mistake: {reason}"
                 assert not is_late, f"fenced, and nobody hangs: {reason}"
+            case Log("resumed"):
+                assert process.helm is not None
+                versions = process.helm.coordinator._saving.versions
+                missing = process.known - {each.name for each in versions}
+                assert not missing, f"{process.name} leads, and does not know of {missing}"
             case Log("goes_back", {"step": int(step)}):
                 intact = self.disk.intact()
                 newest = max((intact[name] for name in process.known if name in intact), default=0)
@@ -425,6 +433,8 @@ class Cluster:
             is_left = not any("no rank is left" in reason for _, reason in ends)
             is_left = is_left and not any("is damaged" in reason for _, reason in ends)
             assert self.planner.refusals or not is_left, "no plan, and none was refused"
+            is_kept = self.traits.snapshots and self.has_run and not self.may_hang
+            assert not is_kept, f"{ends}, and the memory of every node has its snapshots"
 
     def check_saved(self, reason: str) -> None:
         """Nothing that was told to be complete is lost, and nothing else is said."""
@@ -442,7 +452,9 @@ def _job(degrees: tuple[int, int, int], traits: Traits, every: int) -> JobConfig
     tp, pp, dp = degrees
     job = job_of(tp, pp, dp, steps=traits.num_steps)
     if traits.returns:
-        job = msgspec.structs.replace(job, rejoin=RejoinConfig(restarts=3, good_iterations=1))
+        restarts = 9 if traits.snapshots else 3  # more than there are faults
+        rejoin = RejoinConfig(restarts=restarts, good_iterations=1)
+        job = msgspec.structs.replace(job, rejoin=rejoin)
     if traits.saves:
         saves_on = traits.returns  # else at the end only
         saving = CheckpointConfig(dir="disk", every=every + 1 if saves_on else 0, keep=every)

@@ -307,6 +307,7 @@ FAMILIES = {
     "returns_control": Family("kkucCmMwb", 7, traits=RETURNS),
     "returns_nodes": Family("kkuUhnNLpo", 5, traits=RETURNS),
     "saves": Family("ksacCmMwD", 6, traits=SAVES),
+    "saves_nodes": Family("ksacNLpo", 7, traits=SAVES),
     "saves_end": Family("kscmwTT", 4, traits=SAVES),
     "snapshots": Family("kssau", 5, traits=SNAPSHOTS),
     "snapshots_control": Family("kssaucCmMw", 7, traits=SNAPSHOTS),

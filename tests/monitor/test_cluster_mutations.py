@@ -5,7 +5,7 @@ Without this nobody would know whether the schedules that pass show anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -18,16 +18,16 @@ from resihp.monitor.actions import Action
 from resihp.monitor.coordination.core import Core, Round
 from resihp.monitor.coordination.deciding import Deciding
 from resihp.monitor.coordination.membership import Membership
-from resihp.monitor.coordination.rejoining import Growth, Rejoining
+from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.repeating import Repeating
 from resihp.monitor.coordination.resuming import Resuming
+from resihp.monitor.coordination.reviving import Reviving
 from resihp.monitor.coordination.saving import Saving
 from resihp.monitor.coordination.settling import Settling
 from resihp.monitor.coordinator import Coordinator, Phase
 from resihp.monitor.quorum import campaign, leader, leadership
 from resihp.monitor.quorum.acceptor import Answer, Kept, answer_propose
-from resihp.wire.messages import StepRecord
-from resihp.wire.quorum import Accepted, Entry, Lead, Promise, Propose
+from resihp.wire.quorum import Accepted, Lead, Promise, Propose
 
 MAX_SCHEDULES = 400
 Patch = pytest.MonkeyPatch
@@ -123,27 +123,6 @@ def newcomers_stay_members(patch: Patch) -> None:
     patch.setattr(Rejoining, "interrupted", interrupted)
 
 
-def takeovers_forget_newcomers(patch: Patch) -> None:
-    resume = Resuming.resume
-
-    def forget(self: Resuming, entry: Entry, records: Sequence[StepRecord]) -> None:
-        resume(self, entry, records)
-        self._core.newcomers.clear()
-
-    patch.setattr(Resuming, "resume", forget)
-
-
-def growth_counts_on_who_died_since(patch: Patch) -> None:
-    admit = Rejoining.admit
-
-    def blindly(self: Rejoining) -> Growth | None:
-        if self._growth is not None:
-            self._core.returned |= self._growth.ranks
-        return admit(self)
-
-    patch.setattr(Rejoining, "admit", blindly)
-
-
 def who_missed_a_yield_is_not_told(patch: Patch) -> None:
     tick = Settling.tick
 
@@ -165,16 +144,12 @@ def a_signal_that_comes_twice_ends_at_once(patch: Patch) -> None:
     patch.setattr(Coordinator, "stop", at_once)
 
 
-def takeovers_count_on_what_was_saved_at_their_start(patch: Patch) -> None:
-    patch.setattr(Coordinator, "remember_versions", lambda *_: None)
-
-
 def late_reports_of_a_closed_generation_count(patch: Patch) -> None:
     patch.setattr(Core, "is_history", lambda *_: True)
 
 
-def a_part_is_enough_for_all(patch: Patch) -> None:
-    patch.setattr(settlement, "_covers", lambda *_: True)
+def nobody_waits_for_restarts(patch: Patch) -> None:
+    patch.setattr(Reviving, "wait", lambda *_: False)
 
 
 def snapshots_of_any_version_count(patch: Patch) -> None:
@@ -232,14 +207,11 @@ MUTATIONS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     a_job_is_told_once_to_end: ("terminated",),
     saves_meet: ("terminated",),
     newcomers_stay_members: ("returns", "returns_control"),
-    takeovers_forget_newcomers: ("returns_control",),
-    growth_counts_on_who_died_since: ("returns", "returns_control"),
     who_missed_a_yield_is_not_told: ("returns", "returns_control"),
     a_signal_that_comes_twice_ends_at_once: ("saves_end",),
-    takeovers_count_on_what_was_saved_at_their_start: ("saves",),
     late_reports_of_a_closed_generation_count: ("saves", "state"),
-    orders_to_save_are_given_once: ("saves_end",),
-    a_part_is_enough_for_all: ("snapshots",),
+    orders_to_save_are_given_once: ("terminated",),
+    nobody_waits_for_restarts: ("snapshots",),
     snapshots_of_any_version_count: ("snapshots", "snapshots_control"),
 }
 
