@@ -309,8 +309,8 @@ FAMILIES = {
     "saves": Family("ksacCmMwD", 6, traits=SAVES),
     "saves_nodes": Family("ksacNLpo", 7, traits=SAVES),
     "saves_end": Family("kscmwTT", 4, traits=SAVES),
-    "snapshots": Family("kssau", 5, traits=SNAPSHOTS),
-    "snapshots_control": Family("kssaucCmMw", 7, traits=SNAPSHOTS),
+    "snapshots": Family("kkssa", 5, traits=SNAPSHOTS),
+    "snapshots_control": Family("kkssacCmMw", 7, traits=SNAPSHOTS),
     "state": Family("ksaUhbcCmMwNLpoDT", 7, traits=ALL),
 }
 """By name. Control plane alone: training is never lost, whoever dies."""

@@ -25,6 +25,7 @@ from resihp.wire.messages import (
     Hello,
     Pause,
     Request,
+    Resend,
     Respawn,
     Sealed,
     Stop,
@@ -264,12 +265,22 @@ def test_a_rank_that_comes_in_leaves_first_whatever_it_is_in():
     lose(desk, 3)
     return_(desk, 3)
     run_steps(desk, GOOD)
-    desk.settle_next(len(desk.coordinator.records))
+    generation, steps = desk.generation + 1, len(desk.coordinator.records)
+    for rank in parse(desk.last_deploy().plan).plan.active_ranks:
+        desk.say(rank, settled(generation, steps))
+    for rank in set(desk.closed()) - {3}:
+        desk.say(rank, settled(generation, steps))
     told = [each.message for each in desk.all_of(Send) if each.rank == 3]
     kinds = [type(message) for message in told]
     close = kinds.index(Close)
     assert Deploy in kinds[close:]
     assert told[close] == Close(generation=desk.generation)
+    for has_left in (False, True):  # its monitor is new: neither may have arrived
+        before = len(desk.actions)
+        desk.do(desk.coordinator.reached([3], desk.clock.now_s()))
+        again = [type(each.message) for each in desk.actions[before:] if isinstance(each, Send)]
+        assert again == [Resend, *([] if has_left else [Close]), Deploy]
+        desk.say(3, settled(desk.generation))
 
 
 def test_members_that_yielded_are_not_closed_but_standby_ranks_are():

@@ -32,6 +32,8 @@ class Round:
     """What ranks said about one generation; a new generation begins without any."""
 
     settled: dict[int, Settled] = field(default_factory=dict[int, Settled])
+    left: set[int] = field(default_factory=set[int])
+    """Ranks that have left whatever they were in for this generation."""
     joined: dict[int, Joined] = field(default_factory=dict[int, Joined])
     fenced: dict[int, str] = field(default_factory=dict[int, str])
     """Why, by rank."""

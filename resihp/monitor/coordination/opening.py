@@ -21,7 +21,7 @@ from resihp.monitor.layout_line import layout_line
 from resihp.monitor.planner import VerifiedPlan
 from resihp.monitor.settlement import differing_shards
 from resihp.wire.auth import derive_key
-from resihp.wire.messages import Commit, Deploy, Go, Joined, StoreAt, StoreOpened
+from resihp.wire.messages import Close, Commit, Deploy, Go, Joined, StoreAt, StoreOpened
 
 __all__ = ["Opening"]
 
@@ -83,6 +83,8 @@ class Opening:
         """What `rank` was told of the generation that opens, again."""
         core = self._core
         if rank not in core.round.joined:
+            if rank in core.newcomers - core.round.left:
+                core.send(rank, Close(generation=core.generation))
             core.send(rank, self._deploys[rank])
             if self._store is not None:
                 core.send(rank, self._store)

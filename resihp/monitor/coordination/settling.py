@@ -43,6 +43,8 @@ class Settling:
         core = self._core
         if core.phase is Phase.RUNNING and message.generation == core.generation + 1:
             self._membership.yielded()
+        if message.generation == core.generation:
+            core.round.left.add(rank)
         if core.phase is not Phase.SETTLING or message.generation != core.generation:
             return
         ran = [base for base in core.bases if base]
