@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
+from coordinator_cases import CachedPlanner, Desk, exited, job_of, ready, record_of, settled
 
+from resihp.config import RejoinConfig
 from resihp.monitor.actions import Log, PlanMade, StepCommitted
 from resihp.monitor.coordinator import Phase
 from resihp.monitor.incident import Incident
@@ -15,6 +16,7 @@ from resihp.wire.messages import (
     Beat,
     Close,
     Deploy,
+    ExecutorStarted,
     Fence,
     Finished,
     Go,
@@ -125,6 +127,26 @@ def test_a_generation_that_one_rank_does_not_run_is_closed(odd: Beat):
     assert desk.phase is Phase.SETTLING
     assert desk.closed() == list(desk.world)
     assert desk.generation >= max(4, odd.generation)
+
+
+def test_who_is_started_again_without_a_place_waits_for_one():
+    """It had one in the layout before, of which nothing is taken: no plan is deployed to it."""
+    job = msgspec.structs.replace(job_of(), rejoin=RejoinConfig(restarts=3))
+    desk, planner = Desk(job), CachedPlanner(job)
+    without = planner.after_loss(planner.initial(), [3], 1).text
+    entry = desk.entry(3, base=2, version=1)
+    desk.take_over(msgspec.structs.replace(entry, plan=without, alive=(0, 1, 2), lost=(3,)))
+    for rank in (3, 0, 1, 2):
+        if rank != 3:
+            desk.say(rank, exited())
+        desk.say(rank, ExecutorStarted(pid=10 + rank))
+        desk.say(rank, ready())
+    for rank in desk.world:
+        own = Sealed(rank=rank, generation=2 if rank == 3 else 3, version=1, updates=1)
+        said = settled(desk.generation, layouts=(0,))
+        desk.say(rank, msgspec.structs.replace(said, snapshots=(own,)))
+    assert desk.last_deploy().base == 3
+    assert desk.coordinator.returned == {3}
 
 
 def test_an_executor_that_was_started_again_before_is_not_killed_for_it():
