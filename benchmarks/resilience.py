@@ -138,14 +138,16 @@ def hang(folder: Path) -> Iterator[Line]:
 def reconfigure(num_generations: int) -> Iterator[Line]:
     """Generations for no reason."""
     result = measured(num_generations + 300, num_generations)
-    begin, end = result.samples[0], result.samples[-1]
+    samples = result.samples
+    begin, middle, end = samples[0], samples[len(samples) // 2], samples[-1]
     said = f"median {result.pause_ms(0.5):.0f} ms, p99 {result.pause_ms(0.99):.0f} ms"
     yield Line("groups built anew", "< 500 ms", said)
     yield Line(
         f"after {len(result.pauses_s)} reconfigurations",
         "flat",
-        f"descriptors {begin[0]} -> {end[0]}, threads {begin[1]} -> {end[1]}, "
-        f"RSS {begin[2]:.0f} -> {end[2]:.0f} MiB",
+        f"descriptors {begin[0]}, {middle[0]}, {end[0]}, "
+        f"threads {begin[1]}, {middle[1]}, {end[1]}, "
+        f"RSS {begin[2]:.0f}, {middle[2]:.0f}, {end[2]:.0f} MiB (begin, middle, end)",
         is_wrong=not result.is_right,
     )
     if result.is_right:
