@@ -100,7 +100,8 @@ async def run_all(wanted: Sequence[Case], folder: Path) -> list[RunScore]:
         print(
             f"{case.name:<12} {len(lost)} lost ({', '.join(map(str, lost))}), "
             f"{score.num_incidents} incidents survived, slowest recovery {worst:.0f} ms, "
-            f"{score.num_steps} steps, {score.num_bitwise} bitwise, worst difference {score.worst_difference:.1e}, "
+            f"{score.num_steps} steps, "
+            f"{score.num_bitwise} bitwise, worst difference {score.worst_difference:.1e}, "
             f"exit {code}: {score.ended.splitlines()[0]}",
             flush=True,
         )
