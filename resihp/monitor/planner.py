@@ -233,9 +233,12 @@ class Planner:
         step: int,
         stored: Stored,
         profile: Profile = ANYTHING,
+        returned: Collection[int] = (),
     ) -> VerifiedPlan:
-        pricing = self._pricing(Health(lost=frozenset(lost)))
-        situation = Situation(previous, pricing, profile, resume_step=step, stored=stored)
+        pricing = self._pricing(Health(lost=frozenset(lost).difference(returned)))
+        situation = Situation(
+            previous, pricing, profile, resume_step=step, returned=returned, stored=stored
+        )
         decision = adapt(situation, budget=_BUDGET)
         return self._decided(decision, situation.held, pricing)
 
@@ -253,12 +256,8 @@ class Planner:
         `returned` are some of `lost` that are back, and lost in `previous` too: they hold nothing.
         The rest is as in `after_loss`.
         """
-        lasting = previous.lasting.plan
-        pricing = self._pricing(Health(lost=frozenset(lost).difference(returned)))
         stored = Stored(snapshots=snapshots or {})
-        situation = Situation(lasting, pricing, resume_step=step, returned=returned, stored=stored)
-        decision = adapt(situation, budget=_BUDGET)
-        return self._decided(decision, situation.held, pricing)
+        return self._adapted(previous.lasting.plan, lost, step, stored, returned=returned)
 
     def after_return(
         self,

@@ -100,11 +100,12 @@ class CachedPlanner(Planner):
         step: int,
         stored: Stored,
         profile: Profile = ANYTHING,
+        returned: Collection[int] = (),
     ) -> VerifiedPlan:
-        lost = sorted(lost)
-        key = (print_plan(previous), *lost, repr((step, stored, profile)))
+        lost, returned = sorted(lost), sorted(returned)
+        key = (print_plan(previous), *lost, repr((step, stored, profile, returned)))
         parent = super()._adapted
-        return self._known(key, lambda: parent(previous, lost, step, stored, profile))
+        return self._known(key, lambda: parent(previous, lost, step, stored, profile, returned))
 
     def _redone(
         self, plan: Plan, lost: Collection[int], keep: Collection[MicroBatch], step: int

@@ -11,6 +11,7 @@ yield at the next boundary, and the generation that follows has it, with state f
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from resihp.compiler.adaptation import Patience, Trust
@@ -321,7 +322,7 @@ class Rejoining:
         self._admit(growth.ranks)
         return growth
 
-    def take_in(self, ranks: frozenset[int] | set[int]) -> None:
+    def take_in(self, ranks: AbstractSet[int]) -> None:
         """Returned `ranks` have a place in the plan that opens, since there is none without them.
 
         They hold nothing of the iteration that is redone.
@@ -329,7 +330,7 @@ class Rejoining:
         self._admit(ranks)
         self._is_needed = True
 
-    def _admit(self, ranks: frozenset[int] | set[int]) -> None:
+    def _admit(self, ranks: AbstractSet[int]) -> None:
         core = self._core
         core.returned -= ranks
         core.lost[:] = [rank for rank in core.lost if rank not in ranks]
