@@ -394,11 +394,20 @@ class Cluster:
             return
         is_signal = end.reason.startswith("stopped by")
         assert "saved" in end.reason or not is_signal, "it does not say what is saved"
-        assert "disk took" not in end.reason or self.may_hang, end.reason
+        if "disk took" in end.reason and not self.may_hang:
+            self.check_slow_disk(end.reason)
         if "newest saved" in end.reason and "is not saved" not in end.reason:
             step = len(process.helm.coordinator.records)
             assert step in self.disk.intact().values(), f"step {step} is lost: {end.reason}"
             self.rarity("saved at the end")
+
+    def check_slow_disk(self, reason: str) -> None:
+        """A disk is blamed where some part has been written for longer than is waited."""
+        live = [each.executor for each in self.supervisors if not each.executor.dead]
+        since_s = [each.writes_since_s for each in live if each.writes_since_s is not None]
+        longest_s = self.time.now_s - min(since_s, default=self.time.now_s)
+        assert longest_s > 0.99 * self.timing.save_s, f"after {longest_s:.1f} s: {reason}"
+        self.rarity("slow disk")
 
     # --- the run
 
@@ -440,6 +449,8 @@ class Cluster:
         """Nothing that was told to be complete is lost, and nothing else is said."""
         if not self._reported:
             self.rarity("ended before the first step")
+            return
+        if self.rarities["slow disk"] and "disk took" in reason:
             return
         assert "is not saved" not in reason, reason
         newest = self.disk.listed()[0]

@@ -63,7 +63,8 @@ class Executor(SimState, Process):
         self.is_reaped = False
         """Its end was told."""
         self.is_saving = False
-        """A part of a version is being written."""
+        """A part of a version is being written, or the last one is."""
+        self.writes_since_s: float | None = None
         self.is_asked = False
         """It is to bring a wish to yield into its next vote."""
         self.heard: dict[int, dict[int, bool]] = {}
@@ -205,7 +206,8 @@ class Executor(SimState, Process):
 
     def give(self, asker: Executor) -> None:
         """Our state, if we have one of the layout that everybody comes from, or can read one."""
-        assert self.deploy is not None
+        if self.is_going:
+            return  # it was late, and had it of another
         history = self.given()
         if history is not None:
             self.tell(asker.rank, lambda other: other.take(history))
@@ -355,7 +357,7 @@ class Executor(SimState, Process):
     def write_part(self, at: SaveAt, generation: int) -> None:
         name = version_name(self.version, at.run, generation)
         part = Part(self.version, self.updates, self.history)
-        self.is_saving = True
+        self.is_saving, self.writes_since_s = True, self.time.now_s
 
         def written() -> None:
             trouble = self.cluster.disk.write(name, self.rank, part)
@@ -365,6 +367,7 @@ class Executor(SimState, Process):
         self.in_epoch(written, self.cluster.disk_scale)
 
     def part_saved(self, name: str, generation: int, part: Part) -> None:
+        self.writes_since_s = None
         if self.deploy is not None:
             self.is_saving = False
         self.cluster.rarity("part saved")

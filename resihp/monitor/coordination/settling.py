@@ -52,13 +52,14 @@ class Settling:
         if core.has_resumed and ran and not holds_some:
             core.revived.add(rank)  # it was started again while another coordinator led
         if not core.goes_back and not any(_has(rank, message, base) for base in core.bases):
-            if rank in core.revived:
-                core.round.settled[rank] = message  # it has nothing, as the settlement will say
-                self.check()
+            if core.base == 0 and core.start.saved:
+                # It was not told yet to load what the newest generation was to begin with, so that
+                # never ran.
+                core.go_back(core.start)
+            elif rank not in core.revived:  # else it has nothing, as the settlement will say
+                bases = ", ".join(map(str, core.bases))
+                self._membership.fence(rank, f"holds layouts {message.layouts}, not {bases}")
                 return
-            bases = ", ".join(map(str, core.bases))
-            self._membership.fence(rank, f"holds layouts {message.layouts}, not {bases}")
-            return
         core.round.settled[rank] = message
         self.check()
 
