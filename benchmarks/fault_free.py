@@ -4,16 +4,16 @@
 
 "bare" are the executors' sessions alone, on the same plan, model and data: no supervisors, monitor
 or coordinator, no beats, no snapshots, nothing written. "watched" is `resihp train` without copies
-of the state; "everything" has a snapshot after each step and an audit every tenth. A step is the
-time from the first instruction of rank 0 in an iteration to that in the next one, the median of a
-run. The three take turns, since a machine's speed drifts; ratios are of the same round.
+of the state; "everything" has them as a job file has that says nothing of them, and an audit every
+tenth step; "each step" a copy after every step. A step is the time from the first instruction of
+rank 0 in an iteration to that in the next one, the mean of a run, since only some iterations have
+a copy beside them. All take turns, for a machine's speed drifts; ratios are of the same round.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import statistics
 import subprocess
@@ -50,13 +50,15 @@ LAYOUTS = {2: "tp = 1\npp = 2\ndp = 1", 8: "tp = 2\npp = 2\ndp = 2"}
 """By number of ranks."""
 STATES = {
     "watched": "snapshot_every = 0\naudit_every = 0",
-    "everything": "snapshot_every = 1\naudit_every = 10",
+    "everything": "audit_every = 10",
+    "each step": "snapshot_every = 1\naudit_every = 10",
 }
 WARM_UP = 5
+"""Iterations that do not count: by then the cost of copies is known."""
 
 
 class Times(NamedTuple):
-    """Median step of each way to run, ms, by round."""
+    """Mean step of each way to run, ms, by round."""
 
     bare: list[float]
     others: Mapping[str, list[float]]
@@ -108,10 +110,10 @@ tokens = 512
 
 
 def step_ms(seen: Iterable[Observed]) -> float:
-    """Median time between the begins of iterations."""
+    """Mean time between the begins of iterations."""
     begins_ns = [_begin_ns(each) for each in sorted(seen, key=lambda each: each.step)]
-    periods = [1e-6 * (later - one) for one, later in itertools.pairwise(begins_ns)]
-    return statistics.median(periods[WARM_UP:])
+    counted = begins_ns[WARM_UP:]
+    return 1e-6 * (counted[-1] - counted[0]) / (len(counted) - 1)
 
 
 def _begin_ns(observed: Observed) -> int:

@@ -89,6 +89,22 @@ GOLDEN = [
         "nearest valid: 8",
     ),
     ("tp = 2", "tp = true", "job.toml:13: parallel.tp = true: expected int, got bool"),
+    (
+        "[device]",
+        "[state]\nsnapshot_every = -1\n[device]",
+        "job.toml:26: state.snapshot_every = -1: expected int >= 0; nearest valid: 0",
+    ),
+    (
+        "[device]",
+        '[state]\nsnapshot_every = "atuo"\n[device]',
+        'job.toml:26: state.snapshot_every = "atuo": must be "auto" or a whole number; '
+        "did you mean auto?",
+    ),
+    (
+        "[device]",
+        "[state]\nsnapshot_every = true\n[device]",
+        "job.toml:26: state.snapshot_every = true: expected int, got bool",
+    ),
     ("tp = 2", "tp = 0", "job.toml:13: parallel.tp = 0: expected int >= 1; nearest valid: 1"),
     (
         "pp = 2",

@@ -16,7 +16,9 @@ from resihp.config.sizes import parse_size
 from resihp.ir.model import Batch, Mesh, ModelShape, Precision
 
 __all__ = [
+    "AUTO",
     "MAX_WORLD",
+    "Auto",
     "BatchConfig",
     "CheckpointConfig",
     "ComputeConfig",
@@ -42,6 +44,8 @@ Count = Annotated[int, Meta(ge=1, le=1 << 24)]
 Index = Annotated[int, Meta(ge=0, le=1 << 24)]
 Positive = Annotated[float, Meta(gt=0.0, le=1e12)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Auto = Literal["auto"]
+AUTO: Auto = "auto"
 Decay = Annotated[float, Meta(ge=0.0, lt=1.0)]
 Degree = Annotated[int, Meta(ge=1, le=MAX_WORLD)]
 Schedule = Literal[
@@ -262,8 +266,9 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class StateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[state]`: copies of the state beside that of the other replicas, and how it is compared."""
 
-    snapshot_every: Annotated[int, Meta(ge=0, le=1 << 24)] = 1
-    """Steps between two snapshots in shared memory; 0: none."""
+    snapshot_every: Annotated[int, Meta(ge=0, le=1 << 24)] | Auto = AUTO
+    """Steps between two snapshots in shared memory; 0: none; "auto": as often as they cost next to
+    nothing, and after every step where that is so."""
     buddy: bool = True
     """Whether a rank of another node keeps a copy of each snapshot, where there is one."""
     audit_every: Annotated[int, Meta(ge=0, le=1 << 24)] = 0

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
@@ -155,7 +155,11 @@ def _value(value: object, value_type: object, key: str) -> object:
         # `is` on the type keeps 0 from being False.
         if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
-        raise _WrongError(key, _one_of(value, choices))
+        number = _number_beside(value_type)
+        if number is None or isinstance(value, str):
+            also = " or a whole number" if number is not None else ""
+            raise _WrongError(key, _one_of(value, choices, also))
+        value_type = number
     table_type = _table_of(value_type)
     if table_type is not None:
         return _section(value, table_type, key)
@@ -172,6 +176,12 @@ def _choices_of(value_type: object) -> tuple[object, ...]:
     return get_args(next(literals, None))
 
 
+def _number_beside(value_type: object) -> object:
+    """What a value may be beside one of a Literal, where that is a number; else None."""
+    alternatives = get_args(value_type) if get_origin(value_type) in (Union, UnionType) else ()
+    return next((each for each in alternatives if get_origin(each) is Annotated), None)
+
+
 def _table_of(value_type: object) -> type[msgspec.Struct] | None:
     """The Struct that a value is, or may be beside None."""
     for choice in (value_type, *get_args(value_type)):
@@ -180,9 +190,9 @@ def _table_of(value_type: object) -> type[msgspec.Struct] | None:
     return None
 
 
-def _one_of(value: object, choices: tuple[object, ...]) -> str:
+def _one_of(value: object, choices: tuple[object, ...], also: str = "") -> str:
     listed = " or ".join(_shown(choice) for choice in choices)
-    return f"must be {listed}{_suggestion(str(value), [str(c) for c in choices])}"
+    return f"must be {listed}{also}{_suggestion(str(value), [str(c) for c in choices])}"
 
 
 def _reject_unknown(table: _Document, section_type: type[msgspec.Struct], prefix: str) -> None:

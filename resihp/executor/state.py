@@ -5,7 +5,8 @@ member's contribution is here, `apply` when the parameters have changed. The red
 are kept until then, so a rank that saw the vote but did not apply, or did not even see it, can
 still roll forward to what the others did (DESIGN §6).
 
-With snapshots every version that is due is copied to shared memory while the next step computes;
+With snapshots every version that is due is copied to shared memory while the next step computes
+(the record of the step before says which, so that all members keep the same, late ones as well);
 `seal` waits for that before this rank votes. A rank can go back to its own snapshot, and one that
 was started again can begin from it.
 """
@@ -28,6 +29,7 @@ from resihp.executor.held import Held
 from resihp.executor.init import initial_parameters
 from resihp.executor.layouts import slice_of
 from resihp.executor.model import Model, shapes_of, tensors_of
+from resihp.executor.snapshots.cadence import Cost
 from resihp.executor.snapshots.format import NUM_KINDS, Manifest
 from resihp.executor.snapshots.reader import Snapshot
 from resihp.executor.snapshots.writer import Snapshots, manifest_of
@@ -163,6 +165,14 @@ class TrainState:
         if self.snapshots is not None:
             self.snapshots.finish_copy()
 
+    def snapshot_gap(self, step: Cost) -> int:
+        """How many steps are to lie between two snapshots, after a step of that cost; 0: none."""
+        return self.snapshots.gap(step) if self.snapshots is not None else 0
+
+    def is_snapshot_due(self, gap: int) -> bool:
+        """Whether the version after this step is to be kept, where all agreed on `gap`."""
+        return self.snapshots is not None and self.snapshots.is_due(self.version + 1, gap)
+
     def reduce_complete(self, reduced: dict[str, Tensor]) -> None:
         """The gradients of step `version` are complete on this rank."""
         assert self.version == self.voted, "a new step before the last one was applied"
@@ -192,7 +202,7 @@ class TrainState:
         self.reduced = None
         self.version += 1
         snapshots = self.snapshots
-        if snapshots is not None and self.current is not None and snapshots.is_due(self.version):
+        if snapshots is not None and self.current is not None and record.snapshot:
             manifest = self._manifest(snapshots, self.layout, self.current)
             snapshots.begin(manifest, self.current.kinds())
 

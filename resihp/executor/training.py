@@ -26,6 +26,7 @@ from resihp.executor.reduce import (
     weights_run_by,
 )
 from resihp.executor.shards import StageShards
+from resihp.executor.snapshots.cadence import Cost
 from resihp.executor.tied import TiedSums
 from resihp.executor.vote import (
     Contribution,
@@ -118,7 +119,7 @@ class TrainingWork:
         if self._keep is None or self._keep.step != step:
             self.discard()
         self._step = step
-        self._start_s = time.monotonic()
+        self._start_s, self._start_busy_s = time.monotonic(), time.process_time()
         self._loss_scale = 1.0 / self._batches.num_targets(step)
 
     def discard(self) -> None:
@@ -239,6 +240,7 @@ class TrainingWork:
                 num_tokens=len(outcome.samples) * self._shape_TD[0],
                 samples=outcome.samples,
                 duration_s=time.monotonic() - self._start_s,
+                snapshot=self._state.is_snapshot_due(outcome.gap),
             )
         )
 
@@ -259,7 +261,13 @@ class TrainingWork:
             },
             squared_norms={name: squares[name] for name in self._counted},
             asked=self._state.agreement.brought(),
+            gap=self._state.snapshot_gap(self._cost()),
         )
+
+    def _cost(self) -> Cost:
+        """Of this iteration so far."""
+        busy_s = time.process_time() - self._start_busy_s
+        return Cost(busy_s, time.monotonic() - self._start_s)
 
     def _number(self, key: Key) -> int:
         """Number of a micro-batch in the global batch."""

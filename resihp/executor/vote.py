@@ -4,9 +4,9 @@ A rank contributes once its own reduced gradients are complete, and steps only w
 everybody's contribution (DESIGN §6). The same exchange carries the squared norms for gradient
 clipping and the losses and sample ids, so that every member knows the whole record of the step.
 
-A contribution is one fp64 row: [finite, what it asks for, loss of each micro-batch, sample id of
-each micro-batch, squared norm of each tensor]. Micro-batches count from the first of replica 0; a
-rank fills in what it computed, and leaves sample ids of others at -1.
+A contribution is one fp64 row: [finite, what it asks for, steps between snapshots, loss of each
+micro-batch, sample id of each micro-batch, squared norm of each tensor]. Micro-batches count from
+the first of replica 0; a rank fills in what it computed, and leaves sample ids of others at -1.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Contribution(NamedTuple):
     """Per tensor, on the ranks that count it (see `counted_here`)."""
     asked: Ask = Ask.NOTHING
     """What the coordinator asked of this rank (see `boundary`)."""
+    gap: int = 0
+    """How many steps are to lie between its snapshots, as it sees it; 0: it has none."""
 
 
 class Outcome(NamedTuple):
@@ -57,6 +59,8 @@ class Outcome(NamedTuple):
     grad_norm: float
     asked: Ask = Ask.NOTHING
     """What any of them was asked for."""
+    gap: int = 0
+    """The largest that any of them brought."""
 
 
 def squared_norms(reduced: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,7 +107,7 @@ class Voter:
         """One row, fp64."""
         losses, samples = contribution.losses, contribution.samples
         norms = contribution.squared_norms
-        row = [float(contribution.finite), float(contribution.asked)]
+        row = [float(contribution.finite), float(contribution.asked), float(contribution.gap)]
         row += [losses.get(number, 0.0) for number in range(self._num)]
         row += [float(samples.get(number, -1)) for number in range(self._num)]
         row += [norms.get(name, 0.0) for name in self._names]
@@ -115,8 +119,8 @@ class Voter:
         Losses are added in order of micro-batch, squared norms in order of name and then rank.
         """
         table: NDArray[np.float64] = rows.cpu().numpy()
-        bounds = np.cumsum([1, 1, self._num, self._num])
-        finite, asked, losses, samples, norms = np.split(table, bounds, axis=1)
+        bounds = np.cumsum([1, 1, 1, self._num, self._num])
+        finite, asked, gaps, losses, samples, norms = np.split(table, bounds, axis=1)
         known = (samples >= 0).sum(axis=0)
         for number in np.flatnonzero(known != 1)[:1]:
             raise AssertionError(f"{known[number]} ranks brought the loss of one micro-batch")
@@ -126,6 +130,7 @@ class Voter:
             samples=tuple(samples.max(axis=0).astype(np.int64).tolist()),
             grad_norm=math.sqrt(_sum_in_order(norms.T.reshape(-1))),
             asked=Ask(int(np.bitwise_or.reduce(asked.astype(np.int64), axis=None))),
+            gap=int(gaps.max()),
         )
 
 

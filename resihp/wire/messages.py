@@ -95,6 +95,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     emulated: bool = False
     """Nothing was computed: there is no loss, and the time is a planned one."""
+    snapshot: bool = False
+    """Whether all members keep the version after it in shared memory."""
 
     @classmethod
     def empty(cls, step: int) -> StepRecord:

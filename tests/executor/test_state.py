@@ -44,7 +44,9 @@ def gradient(step: int, program: Program = PROGRAM) -> dict[str, torch.Tensor]:
     return shards_of(program, logical_tensors(500 + step))
 
 
-def record_of(state: TrainState, step: int, *, norm: float = 40.0, skipped: bool = False):
+def record_of(
+    state: TrainState, step: int, *, norm: float = 40.0, skipped: bool = False, gap: int = 1
+) -> StepRecord:
     return StepRecord(
         step=step,
         loss=2.0,
@@ -54,6 +56,7 @@ def record_of(state: TrainState, step: int, *, norm: float = 40.0, skipped: bool
         num_tokens=256,
         samples=(step,),
         duration_s=0.1,
+        snapshot=state.is_snapshot_due(gap),
     )
 
 
@@ -62,13 +65,18 @@ def commit_of(state: TrainState) -> Commit:
     return Commit(version=state.version, updates=state.updates, record=state.record)
 
 
-def do_step(state: TrainState, *, skipped: bool = False, until: str = "applied") -> None:
-    """The next step, or the beginning of it: until it is reduced, voted or applied."""
+def do_step(
+    state: TrainState, *, skipped: bool = False, until: str = "applied", gap: int = 1
+) -> None:
+    """The next step, or the beginning of it: until it is reduced, voted or applied.
+
+    `gap`: what all agreed on, of the steps between two snapshots.
+    """
     step = state.version
     state.reduce_complete(gradient(step))
     if until == "reduced":
         return
-    state.vote_complete(record_of(state, step, skipped=skipped))
+    state.vote_complete(record_of(state, step, skipped=skipped, gap=gap))
     if until == "applied":
         state.apply()
 

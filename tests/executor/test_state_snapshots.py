@@ -9,6 +9,7 @@ from cases import assert_same_bits
 from layouts import MODEL, one_stage
 from test_state import JOB, PLAN, PROGRAM, commit_of, copies, do_step, tensors_of
 
+from resihp.config.schema import Auto
 from resihp.errors import CommError, UserError
 from resihp.executor.before import Before
 from resihp.executor.snapshots import slots as slots_module
@@ -22,11 +23,11 @@ from resihp.wire.messages import Commit, Sealed
 RANK = 1
 
 
-def snapshots_in(folder: Path, every: int = 1) -> Snapshots:
+def snapshots_in(folder: Path, every: int | Auto = 1) -> Snapshots:
     return Snapshots(folder, RANK, every)
 
 
-def begun(folder: Path, every: int = 1) -> TrainState:
+def begun(folder: Path, every: int | Auto = 1) -> TrainState:
     """In generation 1, before its first step, with a sealed snapshot of that."""
     folder.mkdir(exist_ok=True)
     state = TrainState(JOB, snapshots_in(folder, every))
@@ -56,6 +57,24 @@ def test_every_version_that_is_due_is_kept(tmp_path: Path):
         seen.append(sorted(sealed(state)))
     assert seen == [[(1, 0)], [(1, 0), (1, 2)], [(1, 0), (1, 2)], [(1, 2), (1, 4)]]
     assert state.sealed()[0] == Sealed(rank=RANK, generation=1, version=4, updates=4)
+
+
+def test_what_all_agreed_on_is_kept(tmp_path: Path):
+    """The gap counts from the newest snapshot, and may be another one after each step."""
+    state = begun(tmp_path, every="auto")
+    for gap in (2, 2, 1, 3, 3, 2):
+        do_step(state, gap=gap)
+        state.seal()
+    assert sorted(sealed(state)) == [(1, 3), (1, 6)]
+
+
+def test_who_rolls_forward_keeps_what_the_others_keep(tmp_path: Path):
+    """The record says so, whatever this rank would have kept."""
+    ahead, behind = begun(tmp_path / "a", every="auto"), begun(tmp_path / "b", every="auto")
+    do_step(ahead, gap=1)
+    do_step(behind, until="reduced")
+    behind.adopt(1, commit_of(ahead))
+    assert sorted(sealed(ahead)) == sorted(sealed(behind)) == [(1, 0), (1, 1)]
 
 
 def test_going_back_is_bitwise(tmp_path: Path):

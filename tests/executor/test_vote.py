@@ -44,7 +44,7 @@ def test_losses_samples_and_norms_of_all_ranks_come_together():
             contribution(norms={"b": 16.0}),
         )
     )
-    assert outcome == (True, 7.0, (70, 1 << 40, 0), 5.0, Ask.NOTHING)
+    assert outcome == (True, 7.0, (70, 1 << 40, 0), 5.0, Ask.NOTHING, 0)
 
 
 def test_what_any_rank_was_asked_for_all_ranks_know():
@@ -54,6 +54,14 @@ def test_what_any_rank_was_asked_for_all_ranks_know():
     brought = [contribution(samples={0: 5})] + [contribution()] * 2
     each = [one._replace(asked=what) for one, what in zip(brought, asked, strict=True)]
     assert voter.count(rows(voter, *each)).asked == Ask.YIELD | Ask.AUDIT
+
+
+def test_snapshots_are_as_far_apart_as_the_rank_that_they_cost_most_wants():
+    """All take the largest, so that all keep the same versions."""
+    voter = Voter(NAMES, 1)
+    brought = [contribution(samples={0: 5})] + [contribution()] * 2
+    each = [one._replace(gap=gap) for one, gap in zip(brought, (1, 7, 0), strict=True)]
+    assert voter.count(rows(voter, *each)).gap == 7
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -77,7 +77,10 @@ class Cluster:
         self.time = Timeline(seed)
         self.random = self.time.random
         self.net = Net(self.time)
-        self.job = _job(degrees, traits, self.random.randint(1, 2))
+        every = self.random.randint(1, 2)
+        self.job = _job(degrees, traits, every)
+        self.snapshot_every = every
+        """Steps between two snapshots in the mean; all agree after which."""
         self.num_steps = traits.num_steps
         self.disk = Disk()
         self.timing = Timing.from_detect_within(self.job.job.detect_within_s)
@@ -470,7 +473,7 @@ def _job(degrees: tuple[int, int, int], traits: Traits, every: int) -> JobConfig
         saves_on = traits.returns  # else at the end only
         saving = CheckpointConfig(dir="disk", every=every + 1 if saves_on else 0, keep=every)
         job = msgspec.structs.replace(job, checkpoint=saving)
-    state = StateConfig(snapshot_every=every if traits.snapshots else 0)
+    state = StateConfig(snapshot_every="auto" if traits.snapshots else 0)
     return msgspec.structs.replace(job, state=state)
 
 

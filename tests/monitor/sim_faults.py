@@ -326,12 +326,16 @@ def run_schedule(family: str, seed: int) -> tuple[str, frozenset[str]]:
         end_s = cluster.random.uniform(2.0, cluster.random.choice([4.0, 8.0, 30.0]))
         cluster.time.after(end_s, cluster.terminate)
     ends = cluster.run(LIMIT_S)
-    word = _outcome(ends, faults.struck, kind)
+    is_decided = any(node.kept.entry is not None for node in cluster.nodes)
+    word = _outcome(ends, faults.struck, kind, is_decided=is_decided)
     assert not kind.ends or word in kind.ends, f"ended with {word!r}"
     return word, frozenset(cluster.rarities)
 
 
-def _outcome(ends: list[tuple[int, str]], struck: set[str], kind: Family) -> str:
+def _outcome(
+    ends: list[tuple[int, str]], struck: set[str], kind: Family, *, is_decided: bool
+) -> str:
+    """`is_decided`: whether some node knows of a plan that was decided on."""
     for _, reason in ends:
         words = [legal for legal in LEGAL_REASONS if legal in reason]
         assert words, reason
@@ -339,7 +343,7 @@ def _outcome(ends: list[tuple[int, str]], struck: set[str], kind: Family) -> str
         assert not causes or struck.intersection(causes), f"{reason}, of faults {sorted(struck)}"
         is_start = words[0] in ("before the start", "did not get ready")
         # Before the first plan is decided, whoever takes over begins with the start again.
-        begins_again = kind.at_start or struck.intersection("nNLpo")
+        begins_again = kind.at_start or not is_decided or struck.intersection("nNLpo")
         if kind.traits.returns:  # nor is a supervisor that was started again told to begin
             begins_again = begins_again or struck.intersection("ucCmM")
         assert begins_again or not is_start, reason

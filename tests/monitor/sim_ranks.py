@@ -53,7 +53,6 @@ class Executor(SimState, Process):
         self.rank = supervisor.rank
         if cluster.traits.snapshots:
             self.memory = cluster.nodes[supervisor.node].memory
-        self.snapshot_every = cluster.job.state.snapshot_every
         self.epoch = 0
         """Counts generations entered and left: what was begun before is void."""
         self.told = 0
@@ -286,9 +285,13 @@ class Executor(SimState, Process):
         if votes.keys() == set(self.active) and self.version == step and not self.is_broken:
             number = self.deploy.generation
             # All members agree on it.
-            skipped = hash(((*self.history, (step, number)), 0)) % 5 == 0
-            record = record_for(self.history, step, number, skipped=skipped)
-            record = msgspec.structs.replace(record, duration_s=self.cluster.step_s)
+            after = (*self.history, (step, number))
+            record = record_for(self.history, step, number, skipped=hash((after, 0)) % 5 == 0)
+            record = msgspec.structs.replace(
+                record,
+                duration_s=self.cluster.step_s,
+                snapshot=hash((after, 1)) % self.cluster.snapshot_every == 0,
+            )
             ends_here = any(votes.values())
             self.in_epoch(lambda: self.see_vote(record, ends_here), 2.0)
 

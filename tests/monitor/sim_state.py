@@ -40,7 +40,6 @@ class SimState:
     rank: int
     memory: Memory | None = None
     """Of its node; None: no snapshots."""
-    snapshot_every: int = 1
     layout: int = 0
     pending: tuple[int, bool] | None = None
     """Layout that is prepared, and whether it is a member there."""
@@ -116,7 +115,7 @@ class SimState:
         assert loss_of(self.history) == self.record.loss, "a step on top of another history"
         self.updates += not self.record.skipped
         self.version += 1
-        if self.memory is not None and self.version % self.snapshot_every == 0:
+        if self.memory is not None and self.record.snapshot:
             self.begin_snapshot(self.layout)
 
     # --- snapshots

@@ -55,7 +55,7 @@ class NodeRun:
                 command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, TAG: str(self.folder)},
+                env={**os.environ, TAG: str(self.folder), "XDG_RUNTIME_DIR": str(self.folder)},
                 start_new_session=True,
             )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from resihp.config.schema import Auto
+from resihp.executor.snapshots.cadence import Cadence, Cost
 from resihp.executor.snapshots.format import Manifest
 from resihp.executor.snapshots.reader import (
     Snapshot,
@@ -45,14 +48,21 @@ def manifest_of(
 class Snapshots:
     """The snapshots of one rank, and its view of those of its node. Not for use by many threads.
 
-    `every`: steps between two.
+    `every`: steps between two, or `auto` (see `cadence`).
     """
 
-    def __init__(self, folder: Path, rank: int, every: int) -> None:
+    def __init__(self, folder: Path, rank: int, every: int | Auto) -> None:
         self.folder = folder
         self.rank = rank
         self._every = every
         self._slots = Slots(folder, rank)
+        self._cadence = Cadence()
+        self._busy_s: float | None = None
+        """Processor time of the newest one, until it was weighed."""
+        self._waited_s = 0.0
+        """How long votes waited for it."""
+        self._begun = 0
+        """Version of the newest one that was begun."""
         self._stream = ThreadStream("snapshots")
         self._writing: Event | None = None
         self._newest: tuple[int, int] | None = None
@@ -65,13 +75,24 @@ class Snapshots:
         self.refusal = ""
         """Why nothing is written any more, in words; '' while all is well."""
 
-    def is_due(self, version: int) -> bool:
-        """Whether the state at `version` is to be kept."""
+    def is_due(self, version: int, gap: int) -> bool:
+        """Whether the state at `version` is to be kept; `gap` is what all members agreed on."""
+        if isinstance(self._every, str):
+            return version - self._begun >= gap
         return version % self._every == 0
+
+    def gap(self, step: Cost) -> int:
+        """How many steps are to lie between two, as this rank sees it after a step of that cost."""
+        busy_s, self._busy_s = self._busy_s, None
+        if busy_s is not None:
+            self._cadence.add(Cost(busy_s, self._waited_s), step)
+            self._waited_s = 0.0
+        return self._cadence.gap
 
     def reserve(self, manifest: Manifest) -> None:
         """Take memory for snapshots of this layout; OSError where there is not enough."""
         self.finish()
+        self._cadence.begin()
         self._slots.reserve(manifest, self._newest)
 
     def begin(self, manifest: Manifest, kinds: Kinds) -> None:
@@ -80,6 +101,7 @@ class Snapshots:
         On CUDA what the current stream was given so far is done before they are read.
         """
         self.finish()
+        self._begun = manifest.version
         if self.refusal:
             writing = Event()
             writing.set(None)  # whoever would copy it is told that there is nothing
@@ -93,6 +115,7 @@ class Snapshots:
     def _write(
         self, manifest: Manifest, kinds: Kinds, ready: torch.Event | None
     ) -> mmap.mmap | None:
+        began_s = time.thread_time()
         try:
             if ready is not None:
                 ready.synchronize()
@@ -104,6 +127,8 @@ class Snapshots:
             self.refuse(error)
             return None
         self._newest = manifest.generation, manifest.version
+        # A GPU's copy engine works beside its compute: there only waiting for it costs.
+        self._busy_s = time.thread_time() - began_s if ready is None else 0.0
         return raw
 
     def refuse(self, error: OSError) -> None:
@@ -139,10 +164,12 @@ class Snapshots:
 
     def finish_copy(self) -> None:
         """Wait until it is sealed elsewhere too, where it is copied; raises what broke that."""
+        began_s = time.monotonic()
         self.finish()
         copied, self._copied = self._copied, None
         if copied is not None:
             copied.wait()
+        self._waited_s += time.monotonic() - began_s
 
     def sealed(self) -> tuple[Sealed, ...]:
         """Everything that is sealed on this node, by its heads."""

@@ -4,7 +4,8 @@ Each of them may have its snapshot still. So where nobody is left, where a shard
 where no plan is feasible without them, the others wait for those that are being started. Who is
 back then belongs to the job again at once, settles with the rest, and holds what its own snapshot
 has; one that has none waits like any other rank that is back. Where nobody is left and a version
-is saved, they are waited for without snapshots too: they begin again with that.
+is saved, they are waited for without snapshots too: they begin again with that. So they are where
+nothing is trained yet.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Reviving:
         """Wait for those that are being started; False where there are none, or they are here."""
         core = self._core
         expected = self._members() & (self._rejoining.awaited | core.returned)
-        has_source = core.job.state.snapshot_every > 0
+        has_source = core.job.state.snapshot_every != 0 or core.base == 0
         has_source = has_source or (not core.alive and bool(self._saving.versions))
         if not has_source or not expected or core.round.awaits:
             return False
@@ -77,6 +78,8 @@ class Reviving:
             core.stop("no rank is left", NoFeasiblePlan.exit_code)
 
     def _members(self) -> set[int]:
-        """Ranks that held a shard."""
+        """Ranks that held a shard, or would have where nothing is trained yet."""
         plans = [plan for plan in self._core.bases.values() if plan is not None]
+        if not plans and self._core.plan is not None:
+            plans = [self._core.plan]
         return {rank for plan in plans for rank in plan.plan.active_ranks}
