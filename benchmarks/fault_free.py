@@ -7,7 +7,8 @@ or coordinator, no beats, no snapshots, nothing written. "watched" is `resihp tr
 of the state; "everything" has them as a job file has that says nothing of them, and an audit every
 tenth step; "each step" a copy after every step. A step is the time from the first instruction of
 rank 0 in an iteration to that in the next one, the mean of a run, since only some iterations have
-a copy beside them. All take turns, for a machine's speed drifts; ratios are of the same round.
+a copy beside them. All take turns, there and back, for a machine's speed drifts; ratios are of the
+same round, and their middle is what counts.
 """
 
 from __future__ import annotations
@@ -146,11 +147,14 @@ def measured(num_ranks: int, num_rounds: int, num_steps: int) -> Times:
         job = loads(job_text(num_ranks, num_steps, STATES["watched"], Path(made)))
         plan = parse(Planner(job).initial().text).plan
         for number in range(num_rounds):
-            times.bare.append(of_bare_sessions(fleet, job, plan))
-            for name, state in STATES.items():
+            ways = ["", *STATES]
+            for name in ways if number % 2 == 0 else reversed(ways):
+                if not name:
+                    times.bare.append(of_bare_sessions(fleet, job, plan))
+                    continue
                 folder = Path(made) / f"{number}-{name}"
                 folder.mkdir()
-                text = job_text(num_ranks, num_steps, state, folder)
+                text = job_text(num_ranks, num_steps, STATES[name], folder)
                 times.others[name].append(of_a_job(text, folder))
     return times
 

@@ -38,6 +38,7 @@ from resihp.wire.address import LOOPBACK, address_of, listen_at
 from resihp.wire.auth import new_secret
 from resihp.wire.clock import MonotonicClock
 from resihp.wire.console import complain
+from resihp.wire.loop import run
 from resihp.wire.timing import Timing
 
 __all__ = ["main"]
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from resihp.monitor.preflight import check_job  # the compiler with it: one rank's work
 
             check_job(job, args.job)  # `resihp train` did it before it started us
-        return asyncio.run(_run(job, rank))
+        return run(_run(job, rank))
     except CoordinatorLost as error:
         if inherited_from_launcher(os.environ):
             return error.exit_code  # `resihp train` says it once for all ranks

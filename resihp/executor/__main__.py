@@ -18,6 +18,7 @@ from resihp.errors import ResihpError
 from resihp.executor.heap import settle_memory
 from resihp.executor.runtime import Backend, Executor
 from resihp.wire.channel import Channel
+from resihp.wire.loop import run
 from resihp.wire.messages import Message, Start
 
 
@@ -45,19 +46,12 @@ def _backend(job: JobConfig, start: Start, send: Callable[[Message], None]) -> B
 
 
 def main() -> int:
-    """Run the executor on uvloop where it is installed, on asyncio elsewhere."""
+    """Run the executor of this process."""
     # The supervisor decides about our end; a Ctrl-C in the terminal reaches it, not us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
-    except ImportError:
-        loop_factory = asyncio.new_event_loop
-    try:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_run(int(sys.argv[1])))
+        return run(_run(int(sys.argv[1])))
     except ResihpError as error:
         if error.__cause__ is not None:  # of the user's own code; the log keeps where
             traceback.print_exception(error.__cause__)

@@ -27,6 +27,7 @@ from resihp.monitor.run_dir import RunDir
 from resihp.monitor.server import CoordinatorServer
 from resihp.wire.clock import MonotonicClock
 from resihp.wire.console import complain, say
+from resihp.wire.loop import run
 from resihp.wire.timing import Timing
 
 __all__ = ["main"]
@@ -38,7 +39,7 @@ def main(brief_fd: int, note_fd: int, pulse_fd: int, term: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
     try:
-        return asyncio.run(_lead(brief_fd, note_fd, pulse_fd, term))
+        return run(_lead(brief_fd, note_fd, pulse_fd, term))
     except ResihpError as error:
         complain(f"resihp: error: {error}")
         return error.exit_code

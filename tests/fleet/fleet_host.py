@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, cast
@@ -22,6 +22,7 @@ from resihp.executor.heap import settle_memory
 from resihp.executor.interpreter.run import Interpreter
 from resihp.ir.model import Plan
 from resihp.wire.address import Address
+from resihp.wire.loop import new_event_loop
 
 _JOB = "fleet"
 _CONNECT_S = 60.0
@@ -156,7 +157,7 @@ def serve(pipe: Connection, moves: Any, quiet: bool) -> None:
     if quiet:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     host = Host(moves)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         while True:
             try:
                 name, arguments = pipe.recv()
@@ -166,15 +167,6 @@ def serve(pipe: Connection, moves: Any, quiet: bool) -> None:
                 pipe.send(runner.run(getattr(host, name)(*arguments)))
             except Exception as error:
                 pipe.send(Failure(_spelled(error)))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """That of an executor: uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
 
 
 def _spelled(error: BaseException) -> str:

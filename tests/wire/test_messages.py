@@ -141,16 +141,16 @@ def test_trailing_bytes_are_refused():
 def test_deep_nesting_is_refused():
     """[S2] A bomb of nested lists inside a field that is skipped."""
     record = dict.fromkeys(StepRecord.__struct_fields__, 0)
-    record |= {"skipped": False, "samples": [], "emulated": False}
+    record |= {"skipped": False, "samples": [], "emulated": False, "snapshot": False}
     done = {"type": "StepDone", "generation": 1, "record": record}
     plain = msgspec.msgpack.encode(done)
     assert isinstance(decode(plain), StepDone)
     bomb = b"\x91" * 100_000 + b"\xc0"
     key = msgspec.msgpack.encode("more")
-    # A map of nine entries becomes one of ten.
-    head = plain.index(b"\x89")
+    small_map = 0x80 + len(record)  # of so many entries; it becomes one of one more
+    head = plain.index(bytes([small_map]))
     with pytest.raises(FrameError):
-        decode(plain[:head] + b"\x8a" + plain[head + 1 :] + key + bomb)
+        decode(plain[:head] + bytes([small_map + 1]) + plain[head + 1 :] + key + bomb)
 
 
 def test_a_deployment_does_not_show_its_key():

@@ -20,6 +20,7 @@ from resihp.monitor.process import ENDINGS
 from resihp.monitor.pulse import Pulse
 from resihp.wire.clock import MonotonicClock
 from resihp.wire.console import complain
+from resihp.wire.loop import run
 
 
 async def _run(listen_fd: int, brief_fd: int, note_fd: int, pulse_fd: int) -> int:
@@ -50,7 +51,7 @@ def _stop(server: NodeServer, number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    code = asyncio.run(_run(*map(int, sys.argv[1:5])))
+    code = run(_run(*map(int, sys.argv[1:5])))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
