@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import msgspec
+import pytest
 from coordinator_cases import Desk, exited, job_of, ready, record_of, settled
 
-from resihp.config import RejoinConfig
+from resihp.config import RejoinConfig, StateConfig
 from resihp.ir.expand import expand
 from resihp.ir.model import Op
 from resihp.ir.parser import parse
@@ -88,6 +90,28 @@ def test_a_lost_executor_is_started_again_by_its_supervisor():
     desk = desk_of()
     lose(desk, 3)
     assert [rank for rank, _ in desk.sent(Respawn)] == [3]
+
+
+@pytest.mark.parametrize("snapshot_every", ["auto", 0])
+def test_all_holders_lost_before_anything_was_trained_are_waited_for(snapshot_every: Any):
+    """Nothing is lost but time: they begin as they would have, also without snapshots."""
+    state = StateConfig(snapshot_every=snapshot_every)
+    job = msgspec.structs.replace(job_of(2, 1, 2), state=state, rejoin=RejoinConfig())
+    desk = Desk(job)
+    desk.bring_to(Phase.OPENING)
+    for rank in (1, 3):  # both of them
+        desk.say(rank, exited())
+    for rank in (0, 2):
+        desk.say(rank, settled(desk.generation, layouts=(0,)))
+    assert desk.end is None
+    assert [log.fields["ranks"] for log in logged(desk, "waits_for_restarts")] == [[1, 3]]
+    for rank in (1, 3):
+        return_(desk, rank)
+    for rank in (0, 1, 2, 3):
+        desk.say(rank, settled(desk.generation, layouts=(0,)))
+    assert parse(desk.last_deploy().plan).plan.active_ranks == (0, 1, 2, 3)
+    desk.join()
+    assert desk.phase is Phase.RUNNING
 
 
 def test_the_order_to_start_names_the_executor_that_it_replaces():
