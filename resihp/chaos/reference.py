@@ -2,7 +2,9 @@
 
 Where no TP degree can change, nowhere: bitwise. Elsewhere sums are added in another order, which
 training then amplifies step by step. How much, a second run without faults shows that only adds in
-another order (`numerics = "fast"`): it and a faulted run are roundings of one exact result.
+another order (`numerics = "fast"`): it and a faulted run are roundings of one exact result. Once
+those two are far apart, the next steps amplify by chance, and losses say nothing any more about a
+third run: its hashes and samples do.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["FLOOR", "MARGIN", "Reference", "Row", "difference", "reference_of"]
+__all__ = ["AMPLIFIED", "FLOOR", "MARGIN", "Reference", "Row", "difference", "reference_of"]
 
 Row = Mapping[str, Any]
 """Of a file that a run leaves."""
@@ -20,6 +22,8 @@ FLOOR = 1e-6
 """Relative difference of a loss that rounding may make at once."""
 MARGIN = 10.0
 """On the largest difference so far between the two runs without faults."""
+AMPLIFIED = 1e-5
+"""Where these two are further apart, losses are no longer compared."""
 
 
 class Reference(NamedTuple):
@@ -30,7 +34,7 @@ class Reference(NamedTuple):
     usual_s: float
     """What an iteration takes."""
     tolerance: list[float]
-    """Largest relative difference of a loss."""
+    """Largest relative difference of a loss; infinite where losses say nothing."""
 
 
 def difference(loss: float | None, expected: float | None) -> float:
@@ -53,6 +57,6 @@ def reference_of(
     if reordered is not None:
         pairs = zip((row["loss"] for row in reordered), losses, strict=True)
         worst = itertools.accumulate((difference(*pair) for pair in pairs), max)
-        tolerance = [FLOOR + MARGIN * each for each in worst]
+        tolerance = [math.inf if each > AMPLIFIED else FLOOR + MARGIN * each for each in worst]
     samples = [list(row["samples"]) for row in ledger]
     return Reference(losses, samples, seconds[len(seconds) // 2], tolerance)

@@ -185,7 +185,7 @@ def judged(
         samples_lost=lost,
         samples_doubled=doubled,
         hash_mismatches=sum("differ" in reason for reason in stops),
-        num_steps_compared=len(losses),
+        num_steps_compared=sum(_is_judged(step, reference) for step in losses),
         num_bitwise=num_bitwise,
         worst_difference=worst,
         worst_excess=excess,
@@ -199,10 +199,17 @@ def _numbers(rows: Iterable[Row], name: str) -> list[float]:
     return [float(row[name]) for row in rows if row.get(name) is not None]
 
 
+def _is_judged(step: int, reference: Reference) -> bool:
+    """Whether the loss of `step` says anything; one beyond the job's end is wrong anyway."""
+    return step >= len(reference.tolerance) or math.isfinite(reference.tolerance[step])
+
+
 def _compared(losses: Mapping[int, float | None], reference: Reference) -> tuple[int, float, float]:
     """(losses with the same bits, largest difference, largest one beyond what is allowed)."""
     num_bitwise, worst, excess = 0, 0.0, 0.0
     for step, loss in losses.items():
+        if not _is_judged(step, reference):
+            continue
         expected = reference.losses[step] if step < len(reference.losses) else None
         apart = difference(loss, expected)
         num_bitwise += apart == 0.0

@@ -77,12 +77,23 @@ def test_a_step_that_was_taken_back_counts_once():
 
 def test_losses_may_differ_as_far_as_rounding_takes_them():
     """Ten times the largest difference so far of a run that only adds in another order."""
-    reordered = [{**row, "loss": row["loss"] * (1 + 1e-5 * row["step"])} for row in METRICS]
+    reordered = [{**row, "loss": row["loss"] * (1 + 1e-6 * row["step"])} for row in METRICS]
     reference = reference_of(METRICS, LEDGER, reordered)
-    for factor, is_right in ((3e-4, True), (6e-4, False)):
+    for factor, is_right in ((3e-5, True), (6e-5, False)):
         metrics = [*METRICS[:5], {**METRICS[5], "loss": METRICS[5]["loss"] * (1 + factor)}]
         assert (score(metrics=metrics, reference=reference).violations == []) == is_right
-    early = [{**METRICS[0], "loss": METRICS[0]["loss"] * (1 + 3e-4)}, *METRICS[1:]]
+    early = [{**METRICS[0], "loss": METRICS[0]["loss"] * (1 + 3e-5)}, *METRICS[1:]]
+    assert score(metrics=early, reference=reference).violations != []
+
+
+def test_losses_that_training_makes_of_rounding_alone_are_not_compared():
+    """From where two runs without faults are far apart; those before are."""
+    apart = [{**row, "loss": row["loss"] * (1 + (row["step"] > 2) * 1e-3)} for row in METRICS]
+    reference = reference_of(METRICS, LEDGER, apart)
+    late = [*METRICS[:5], {**METRICS[5], "loss": METRICS[5]["loss"] * 1.5}]
+    run = score(metrics=late, reference=reference)
+    assert (run.violations, run.num_steps_compared) == ([], 3)
+    early = [*METRICS[:2], {**METRICS[2], "loss": METRICS[2]["loss"] * (1 + 3e-6)}, *METRICS[3:]]
     assert score(metrics=early, reference=reference).violations != []
 
 
