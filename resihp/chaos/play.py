@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import msgspec
 
 from resihp.chaos.mix import Strike
 from resihp.chaos.reference import Reference, reference_of
-from resihp.chaos.score import RunScore, judged
+from resihp.chaos.score import RunScore, judged, num_calm
 from resihp.chaos.usage import Growth, Usage, growth_of, shared_memory, tagged, usage_of
 from resihp.config import JobConfig, resolved
 from resihp.errors import UserError
@@ -79,7 +79,7 @@ class Chaos:
                 f"{score.num_steps} steps, exit code {code} ({score.ended.splitlines()[0][:90]})"
                 + "".join(f"\n  VIOLATION: {each}" for each in score.violations)
             )
-            if _num_calm(scores) in (len(scores), MOST_CALM) and not self.is_enough:
+            if num_calm(scores) in (len(scores), MOST_CALM) and not self.is_enough:
                 raise UserError("no fault strikes before the job is over: make it longer")
         self.seconds = time.monotonic() - self._began_s
         return scores
@@ -249,10 +249,3 @@ class Played:
             ended_s=self._ended_s,
             ended=self._ended,
         )
-
-
-def _num_calm(scores: Sequence[RunScore]) -> int:
-    """How many of the last jobs no fault struck, one after the other."""
-    return next(
-        (number for number, score in enumerate(reversed(scores)) if score.num_faults), len(scores)
-    )

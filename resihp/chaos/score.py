@@ -10,7 +10,7 @@ import msgspec
 
 from resihp.chaos.reference import Reference, Row, difference
 
-__all__ = ["RunScore", "Score", "judged", "percentile", "total"]
+__all__ = ["RunScore", "Score", "judged", "num_calm", "percentile", "total"]
 
 MOST_GROWTH = {"fds": 24, "threads": 12, "rss_mib": 128.0}
 """What a process may have more late in its life than early."""
@@ -199,6 +199,13 @@ def _numbers(rows: Iterable[Row], name: str) -> list[float]:
     return [float(row[name]) for row in rows if row.get(name) is not None]
 
 
+def num_calm(scores: Sequence[RunScore]) -> int:
+    """How many of the last jobs no fault struck, one after the other."""
+    return next(
+        (number for number, score in enumerate(reversed(scores)) if score.num_faults), len(scores)
+    )
+
+
 def _is_judged(step: int, reference: Reference) -> bool:
     """Whether the loss of `step` says anything; one beyond the job's end is wrong anyway."""
     return step >= len(reference.tolerance) or math.isfinite(reference.tolerance[step])
@@ -208,13 +215,14 @@ def _compared(losses: Mapping[int, float | None], reference: Reference) -> tuple
     """(losses with the same bits, largest difference, largest one beyond what is allowed)."""
     num_bitwise, worst, excess = 0, 0.0, 0.0
     for step, loss in losses.items():
-        if not _is_judged(step, reference):
-            continue
         expected = reference.losses[step] if step < len(reference.losses) else None
         apart = difference(loss, expected)
+        if not _is_judged(step, reference) and math.isfinite(apart):
+            continue
         num_bitwise += apart == 0.0
         worst = max(worst, apart)
-        excess = max(excess, apart - (reference.tolerance[step] if expected is not None else 0.0))
+        allowed = reference.tolerance[step] if expected is not None else 0.0
+        excess = max(excess, apart - allowed if math.isfinite(apart) else apart)
     return num_bitwise, worst, excess
 
 

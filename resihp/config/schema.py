@@ -16,7 +16,6 @@ from resihp.config.sizes import parse_size
 from resihp.ir.model import Batch, Mesh, ModelShape, Precision
 
 __all__ = [
-    "AUTO",
     "MAX_WORLD",
     "Auto",
     "BatchConfig",
@@ -45,7 +44,6 @@ Index = Annotated[int, Meta(ge=0, le=1 << 24)]
 Positive = Annotated[float, Meta(gt=0.0, le=1e12)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Auto = Literal["auto"]
-AUTO: Auto = "auto"
 Decay = Annotated[float, Meta(ge=0.0, lt=1.0)]
 Degree = Annotated[int, Meta(ge=1, le=MAX_WORLD)]
 Schedule = Literal[
@@ -266,7 +264,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class StateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[state]`: copies of the state beside that of the other replicas, and how it is compared."""
 
-    snapshot_every: Annotated[int, Meta(ge=0, le=1 << 24)] | Auto = AUTO
+    snapshot_every: Annotated[int, Meta(ge=0, le=1 << 24)] | Auto = "auto"
     """Steps between two snapshots in shared memory; 0: none; "auto": as often as they cost next to
     nothing, and after every step where that is so."""
     buddy: bool = True

@@ -1,7 +1,6 @@
-"""The event loop of the processes of a job: that of uvloop where it is installed.
+"""The event loop of executors, supervisors, monitors and coordinators: uvloop's where it is there.
 
-Their wake-ups are short and many, and each costs the training beside it; uvloop halves what the
-loop itself takes of one.
+Their wake-ups are short and many, and each costs the training beside it.
 """
 
 from __future__ import annotations

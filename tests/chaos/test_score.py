@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resihp.chaos.reference import difference, reference_of
-from resihp.chaos.score import RunScore, judged, percentile, total
+from resihp.chaos.score import RunScore, judged, num_calm, percentile, total
 from resihp.chaos.usage import Usage, growth_of, tagged, usage_of
 
 STEPS = 6
@@ -86,6 +86,14 @@ def test_losses_may_differ_as_far_as_rounding_takes_them():
     assert score(metrics=early, reference=reference).violations != []
 
 
+@pytest.mark.parametrize(
+    ("faults", "calm"), [((), 0), ((0,), 1), ((2, 0, 0), 2), ((0, 3), 0), ((0, 0), 2)]
+)
+def test_jobs_that_no_fault_struck_are_counted_from_the_last(faults: Sequence[int], calm: int):
+    """A trace may have a gap longer than a job."""
+    assert num_calm([score(faults={"kill": num} if num else {}) for num in faults]) == calm
+
+
 def test_losses_that_training_makes_of_rounding_alone_are_not_compared():
     """From where two runs without faults are far apart; those before are."""
     apart = [{**row, "loss": row["loss"] * (1 + (row["step"] > 2) * 1e-3)} for row in METRICS]
@@ -93,6 +101,8 @@ def test_losses_that_training_makes_of_rounding_alone_are_not_compared():
     late = [*METRICS[:5], {**METRICS[5], "loss": METRICS[5]["loss"] * 1.5}]
     run = score(metrics=late, reference=reference)
     assert (run.violations, run.num_steps_compared) == ([], 3)
+    broken = [*METRICS[:5], {**METRICS[5], "loss": float("nan")}]
+    assert score(metrics=broken, reference=reference).violations != [], "no rounding does that"
     early = [*METRICS[:2], {**METRICS[2], "loss": METRICS[2]["loss"] * (1 + 3e-6)}, *METRICS[3:]]
     assert score(metrics=early, reference=reference).violations != []
 

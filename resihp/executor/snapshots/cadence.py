@@ -14,6 +14,8 @@ import math
 from collections import deque
 from typing import NamedTuple
 
+from resihp.executor.snapshots.format import NUM_SLOTS
+
 __all__ = ["MOST_STEPS", "SHARE", "Cadence", "Cost"]
 
 SHARE = 0.0025
@@ -21,8 +23,6 @@ SHARE = 0.0025
 iteration beside it about as much again (`make bench-step`)."""
 MOST_STEPS = 50
 """Between two, whatever they cost."""
-NUM_NEW = 2
-"""Snapshots that are written into memory not used before, which takes longer: one in each slot."""
 NUM_SEEN = 5
 
 
@@ -38,12 +38,13 @@ class Cadence:
 
     def __init__(self) -> None:
         self._shares: deque[float] = deque(maxlen=NUM_SEEN)
-        self._num_new = NUM_NEW
+        self._num_new = NUM_SLOTS
+        """Snapshots still to come into memory not used before, which takes longer."""
 
     def begin(self) -> None:
         """A layout begins, with memory of its own; its snapshots may have another size."""
         self._shares.clear()
-        self._num_new = NUM_NEW
+        self._num_new = NUM_SLOTS
 
     def add(self, snapshot: Cost, step: Cost) -> None:
         """What a snapshot cost in the step beside it."""

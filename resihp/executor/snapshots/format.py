@@ -28,6 +28,7 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "NO_SEAL",
     "NUM_KINDS",
+    "NUM_SLOTS",
     "Head",
     "Manifest",
     "Place",
@@ -43,6 +44,8 @@ __all__ = [
 MAGIC = b"RESIHPS1"
 NUM_KINDS = 3
 """Parameters and both moments."""
+NUM_SLOTS = 2
+"""Files of one rank, which take turns."""
 FP32_BYTES = 4
 WORD_BYTES = 8
 PAGE_BYTES = 4096

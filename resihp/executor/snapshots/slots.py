@@ -18,6 +18,7 @@ from resihp.executor.snapshots.format import (
     FP32_BYTES,
     HEAD_BYTES,
     NO_SEAL,
+    NUM_SLOTS,
     WORD_BYTES,
     Manifest,
     Place,
@@ -32,7 +33,6 @@ __all__ = ["Kinds", "Slots"]
 
 Kinds = Sequence[Mapping[str, Tensor]]
 """Parameters and both moments, by name."""
-NUM_SLOTS = 2
 PIECE = BLOCK_WORDS * WORD_BYTES // FP32_BYTES
 """Elements that are copied at a time."""
 
