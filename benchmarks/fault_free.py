@@ -45,7 +45,7 @@ from resihp.ir.model import Plan
 from resihp.ir.parser import parse
 from resihp.monitor.observations import observations
 from resihp.monitor.planner import Planner
-from resihp.wire.messages import Commit, Message, Observed
+from resihp.wire.messages import Commit, Message, Observed, StepDone
 
 LAYOUTS = {2: "tp = 1\npp = 2\ndp = 1", 8: "tp = 2\npp = 2\ndp = 2"}
 """By number of ranks."""
@@ -76,7 +76,8 @@ async def train_bare(site: Site) -> list[Observed]:
     with contextlib.redirect_stdout(None):  # its log
         await session.run()
     site.memory["session"] = session
-    return [message for message in messages if isinstance(message, Observed)]
+    steps = [message.observed for message in messages if isinstance(message, StepDone)]
+    return [observed for observed in steps if observed is not None]
 
 
 def _batches_of(job: JobConfig) -> GlobalBatches:

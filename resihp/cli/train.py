@@ -47,12 +47,11 @@ def _network(nodes: Sequence[str], world: int, path: Path) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Start one supervisor per rank and wait; the exit code of the job."""
-    import asyncio
-
     from resihp.config import load
     from resihp.errors import UserError
     from resihp.monitor.launcher import Launcher
     from resihp.monitor.preflight import check_job
+    from resihp.wire.loop import run
 
     job = load(args.job)
     check_job(job, args.job)
@@ -60,4 +59,4 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(_network(job.network.nodes, job.parallel.world, args.job))
     if args.nodes < 1:
         raise UserError(f"--nodes {args.nodes}: there is at least one; use 1 or more")
-    return asyncio.run(Launcher(job, inject=not args.no_inject, num_nodes=args.nodes).run())
+    return run(Launcher(job, inject=not args.no_inject, num_nodes=args.nodes).run())

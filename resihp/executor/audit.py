@@ -67,14 +67,13 @@ def differences(model: Model, plan: Plan, rows: Mapping[int, Sequence[int]]) -> 
     totals: dict[tuple[str, int], dict[tuple[int, ...], int]] = {}
     at = len(_NUMBERS)
     for name in model.tensors(0, model.num_layers - 1):
+        layout, holders = model.layout(name), groups[model.layer_of(name)]
+        places = _places(layout, holders)
         for kind, what in enumerate(KINDS):
             sums = {rank: row[at] for rank, row in rows.items()}
-            found = list(_of_tensor(model, name, f"{what} {name}", groups, sums))
-            yield from found
-            totals[name, kind] = {
-                group.ranks: _total(model, name, group, sums)
-                for group in groups[model.layer_of(name)]
-            }
+            of_groups = {group.ranks: _total(layout, group, sums) for group in holders}
+            yield from _of_tensor(f"{what} {name}", places, sums, of_groups)
+            totals[name, kind] = of_groups
             at += 1
     for pair in model.tied:
         for kind, what in enumerate(KINDS):
@@ -118,40 +117,35 @@ def _places(
 
 
 def _of_tensor(
-    model: Model,
-    name: str,
     what: str,
-    groups: Mapping[int, Sequence[Group]],
+    places: Mapping[tuple[int, int, int], Sequence[int]],
     sums: Mapping[int, int],
+    totals: Mapping[tuple[int, ...], int],
 ) -> Iterator[str]:
-    holders = groups[model.layer_of(name)]
-    places = _places(model.layout(name), holders)
+    """`sums` by rank, `totals` by the ranks of each group."""
     found = [
         line
         for place in sorted(places)
         for line in _unequal(what, {(rank,): sums[rank] for rank in places[place]})
     ]
     if not found:  # else it has been said more exactly
-        found = list(
-            _unequal(what, {group.ranks: _total(model, name, group, sums) for group in holders})
-        )
+        found = list(_unequal(what, totals))
     yield from found
 
 
-def _total(model: Model, name: str, group: Group, sums: Mapping[int, int]) -> int:
+def _total(layout: TensorLayout, group: Group, sums: Mapping[int, int]) -> int:
     """The whole tensor's sum in one group; of copies the first counts."""
-    layout = model.layout(name)
     step = group.tp if layout.dim is None else num_copies(layout, group.tp)
     return sum(sums[rank] for rank in group.ranks[::step]) & _MASK
 
 
 def _unequal(what: str, values: Mapping[tuple[int, ...], int]) -> Iterator[str]:
     """A line where not all have the same value: who differs from what most have."""
+    if len(set(values.values())) < 2:
+        return
     by_value: dict[int, list[tuple[int, ...]]] = {}
     for ranks, value in values.items():
         by_value.setdefault(value, []).append(ranks)
-    if len(by_value) < 2:
-        return
     sides = sorted(by_value.values(), key=lambda side: (-len(side), side))
     yield f"{what}: " + " differs from ".join(_listed(side) for side in sides)
 

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["SUM_BYTES", "opened_parcel", "sealed_parcel", "shard_sum"]
 
 SUM_BYTES = 8
-_PIECE = 1 << 16
-"""Elements that are summed at a time: their 64-bit products stay in the cache."""
+_PIECE = 1 << 17
+"""Elements that are summed at a time: their 64-bit numbers stay in the cache."""
+_WIDTH = 256
+"""Of the rows that a long run is cut into."""
 
 
 def shard_sum(shard: Tensor, layout: TensorLayout, start: int) -> Tensor:
@@ -40,19 +42,31 @@ def shard_sum(shard: Tensor, layout: TensorLayout, start: int) -> Tensor:
 def _sum_of_runs(runs: Tensor, first: int, stride: int) -> Tensor:
     """Of rows that begin at the indices first, first + stride, ..."""
     num_runs, length = runs.shape
+    if num_runs == 1 and length > _WIDTH:
+        whole = length - length % _WIDTH
+        rows = runs[:, :whole].reshape(-1, _WIDTH)
+        return _sum_of_runs(rows, first, _WIDTH) + _sum_of_runs(runs[:, whole:], first + whole, 0)
     total = torch.zeros((), dtype=torch.int64, device=runs.device)
     wide = min(length, _PIECE)
     if wide == 0:
         return total
-    rows = max(1, _PIECE // wide)
-    column = torch.arange(1, wide + 1, device=runs.device)
-    for top in range(0, num_runs, rows):
+    high = max(1, _PIECE // wide)
+    for top in range(0, num_runs, high):
         for left in range(0, length, wide):
-            bits = runs[top : top + rows, left : left + wide].contiguous().view(torch.int32)
-            bits = bits.to(torch.int64).bitwise_and_(0xFFFFFFFF)
-            begins = torch.arange(top, top + len(bits), device=runs.device) * stride
-            total += (bits.sum(dim=1) * (begins + (first + left))).sum()
-            total += bits.mul_(column[: bits.shape[1]]).sum()
+            piece = runs[top : top + high, left : left + wide]
+            total += _sum_of_piece(piece, first + left + top * stride, stride)
+    return total
+
+
+def _sum_of_piece(piece: Tensor, first: int, stride: int) -> Tensor:
+    """By the sums of its rows and columns: there are few of them to multiply."""
+    bits = piece.contiguous().view(torch.int32).to(torch.int64).bitwise_and_(0xFFFFFFFF)
+    num_rows, num_columns = bits.shape
+    by_column = torch.arange(first + 1, first + 1 + num_columns, device=bits.device)
+    total = (by_column * bits.sum(dim=0)).sum()
+    if num_rows > 1:
+        by_row = torch.arange(0, num_rows * stride, stride, device=bits.device)
+        total += (by_row * bits.sum(dim=1)).sum()
     return total
 
 

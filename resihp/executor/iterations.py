@@ -37,15 +37,14 @@ async def iterate(
     ends_here = False
     while state.version < num_steps and not ends_here:
         record = await interpreter.run(state.version)
-        send(StepDone(generation=generation, record=record))
-        told = _tell(interpreter.observation, told, generation, send)
+        seen = _observed(interpreter.observation, told, generation)
+        told = told if seen is None else seen.step
+        send(StepDone(generation=generation, record=record, observed=seen))
         ends_here = await boundary.cross(state.version)
         if steady is not None and state.version < num_steps and not ends_here:
-            await interpreter.settle()
-            _tell(interpreter.observation, told, generation, send)
+            await _settle(interpreter, told, generation, send)
             interpreter, steady, told = await steady(), None, -1
-    await interpreter.settle()
-    _tell(interpreter.observation, told, generation, send)
+    await _settle(interpreter, told, generation, send)
     if state.version < num_steps:
         return True
     await boundary.finish()
@@ -53,16 +52,23 @@ async def iterate(
     return False
 
 
-def _tell(seen: Observation, told: int, generation: int, send: Callable[[Message], None]) -> int:
-    """Send the times of an iteration, unless they are of step `told`; the step told last."""
+async def _settle(
+    interpreter: Interpreter, told: int, generation: int, send: Callable[[Message], None]
+) -> None:
+    """Wait for what the interpreter still does, and tell its last times."""
+    await interpreter.settle()
+    seen = _observed(interpreter.observation, told, generation)
+    if seen is not None:
+        send(seen)
+
+
+def _observed(seen: Observation, told: int, generation: int) -> Observed | None:
+    """The times of an iteration, unless they are of step `told`."""
     if seen.step == told:
-        return told
-    send(
-        Observed(
-            generation=generation,
-            step=seen.step,
-            starts_ns=seen.starts_ns.tobytes(),
-            ends_ns=seen.ends_ns.tobytes(),
-        )
+        return None
+    return Observed(
+        generation=generation,
+        step=seen.step,
+        starts_ns=seen.starts_ns.tobytes(),
+        ends_ns=seen.ends_ns.tobytes(),
     )
-    return seen.step

@@ -196,6 +196,7 @@ class Executor:
                 case Go() if self._is_current(message.generation):
                     assert self._session is not None
                     self._session.joining.went()
+                    self._send_beat()
                 case _:
                     pass  # of a generation that is over
         return 1  # the supervisor is gone, and we with it
@@ -288,6 +289,7 @@ class Executor:
                 held=held,
             )
         )
+        self._send_beat()
 
     # --- signs of life and death
 
@@ -306,8 +308,8 @@ class Executor:
 
     async def _beat(self) -> None:
         while True:
-            due_s = time.monotonic() + self._timing.beat_s
-            await asyncio.sleep(self._timing.beat_s)
+            due_s = time.monotonic() + self._timing.report_s
+            await asyncio.sleep(self._timing.report_s)
             self._where()
             if self._backend.position >= 0:
                 self._lateness.add(time.monotonic() - due_s)

@@ -333,6 +333,8 @@ class Coordinator:
                     self._membership.close()
             case StepDone():
                 self._running.committed(message.record, message.generation)
+                if message.observed is not None:
+                    self._running.observed(rank, message.observed)
             case Observed():
                 self._running.observed(rank, message)
             case Audited():

@@ -131,13 +131,13 @@ class ExecutorProcess:
         try:
             while (message := await self._channel.receive()) is not None:
                 if isinstance(message, Beat):
-                    if self._child.running:
-                        self.progress = msgspec.structs.replace(message, pid=self.pid)
-                else:
-                    if isinstance(message, Fault) and message.kind in FATAL:
-                        self.hit(message.at_s)
-                    self._is_ready = self._is_ready or isinstance(message, Ready)
-                    self._tell(message)
+                    if not self._child.running:
+                        continue
+                    self.progress = message = msgspec.structs.replace(message, pid=self.pid)
+                elif isinstance(message, Fault) and message.kind in FATAL:
+                    self.hit(message.at_s)
+                self._is_ready = self._is_ready or isinstance(message, Ready)
+                self._tell(message)
         except WireError as error:
             complain(f"resihp: rank {self._rank}: executor fenced: {error}")
             self.kill(f"what it said cannot be read: {error}")

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 
 from resihp.errors import ResihpError
+from resihp.monitor.looks import next_look
 from resihp.monitor.process import Child, is_stopped
 from resihp.monitor.pulse import Pulse, Silence, vitals
 from resihp.wire.console import complain
@@ -103,7 +104,7 @@ class Keeper:
         stopped_since_s: float | None = None
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(self._timing.beat_s)
+            await next_look(self._timing.beat_s)
             if not is_stopped(child.pid):
                 stopped_since_s = None
             elif stopped_since_s is None:
@@ -116,7 +117,7 @@ class Keeper:
         clock = asyncio.get_running_loop().time
         silence = Silence(self._timing, clock(), vitals(child.pid, pulse))
         while True:
-            await asyncio.sleep(self._timing.beat_s)
+            await next_look(self._timing.beat_s)
             if not child.running:
                 return
             why = silence.look(clock(), vitals(child.pid, pulse))

@@ -26,6 +26,7 @@ from resihp.monitor.rendezvous import HOST, PORT, RESTARTED, SECRET_FD, secret_f
 from resihp.monitor.run_dir import RunDir
 from resihp.wire.address import address_of
 from resihp.wire.console import complain
+from resihp.wire.loop import run
 from resihp.wire.shared_memory import remove_once_unheld, shared_path
 from resihp.wire.timing import Timing
 
@@ -147,7 +148,7 @@ def main(listen_fd: int, brief_fd: int, job_path: str) -> int:
             return await run_until_signal(LocalNode(read_brief(brief_fd), listener, Path(job_path)))
 
     try:
-        return asyncio.run(serve())
+        return run(serve())
     except ResihpError as error:
         complain(f"resihp: error: {error}")
         return error.exit_code

@@ -6,10 +6,10 @@ the kernel tells the two apart, by the processor time that the process uses.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import NamedTuple
 
+from resihp.monitor.looks import next_look
 from resihp.monitor.process import stat_of
 from resihp.wire.timing import Timing
 
@@ -33,7 +33,7 @@ class Pulse:
         """Count once per period, on the loop that is to be heard of, until cancelled."""
         while True:
             os.pwrite(self.fd, (self.count + 1).to_bytes(_COUNT_BYTES, "big"), 0)
-            await asyncio.sleep(period_s)
+            await next_look(period_s)
 
 
 class Vitals(NamedTuple):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from resihp.wire.messages import (
     ExecutorExited,
     ExecutorStarted,
@@ -53,7 +55,7 @@ class Replay:
         if isinstance(message, ExecutorStarted):
             self._last.clear()
         if isinstance(message, StepDone):
-            self._steps.append(message)
+            self._steps.append(msgspec.structs.replace(message, observed=None))
         elif isinstance(message, _ORDER):
             self._last[type(message)] = message
 

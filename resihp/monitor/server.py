@@ -31,6 +31,7 @@ from resihp.monitor.desk import Desk
 from resihp.monitor.helm import Helm, Order
 from resihp.monitor.inject import hang
 from resihp.monitor.links import Links
+from resihp.monitor.looks import next_look
 from resihp.monitor.node.brief import Brief
 from resihp.monitor.node.server import DEPOSED, HOPELESS
 from resihp.monitor.observations import ObservationLog
@@ -189,7 +190,7 @@ class CoordinatorServer:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self._timing.beat_s)
+            await next_look(self._timing.beat_s)
             self._perform(self._helm.tick(self._clock.now_s()))
             if self._helm.leadership.leads:
                 self._run_dir.flush()

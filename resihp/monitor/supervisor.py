@@ -17,6 +17,7 @@ from resihp.config import JobConfig
 from resihp.errors import AuthError, CoordinatorLost, WireError
 from resihp.monitor.executor_process import ExecutorProcess
 from resihp.monitor.inject import SupervisorFaults, die
+from resihp.monitor.looks import next_look
 from resihp.monitor.rendezvous import Place
 from resihp.monitor.replay import Replay
 from resihp.monitor.run_dir import RunDir
@@ -73,26 +74,28 @@ class Supervisor:
         self._up: Channel | None = None
         self._stop: Stop | None = None
         self._gave_up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._beat_s = clock.now_s()
+        """When the last beat was sent."""
         self._faults = SupervisorFaults(job, self, clock)
         self._dying: asyncio.Task[None] | None = None
 
     async def run(self, find_place: Callable[[], Awaitable[Place]]) -> int:
         """Serve this rank. CoordinatorLost where no monitor is reached for too long."""
         serving = asyncio.create_task(self._serve(find_place))
-        beating = asyncio.create_task(self._beat())
+        looking = asyncio.create_task(self._look())
         try:
             await asyncio.wait(
-                [serving, beating, self._gave_up], return_when=asyncio.FIRST_COMPLETED
+                [serving, looking, self._gave_up], return_when=asyncio.FIRST_COMPLETED
             )
             if self._gave_up.done():
                 return self._gave_up.result()
-            if beating.done():
-                beating.result()
+            if looking.done():
+                looking.result()
             return await serving
         finally:
-            for task in (serving, beating):
+            for task in (serving, looking):
                 task.cancel()
-            await asyncio.gather(serving, beating, return_exceptions=True)
+            await asyncio.gather(serving, looking, return_exceptions=True)
 
     def ask_stop(self, reason: str, exit_code: int) -> None:
         """A signal arrived: ask for the end of the whole job, in order."""
@@ -215,6 +218,7 @@ class Supervisor:
                     channel.send(Resent(has_executor=self._has_executor))
                     for message in self._replay.messages(again.from_step):
                         channel.send(message)
+                    self._beat()
                 case _:
                     if self._executor is not None:
                         self._executor.send_payload(payload)
@@ -250,6 +254,9 @@ class Supervisor:
     # --- what it says
 
     def _executor_says(self, message: Message) -> None:
+        if isinstance(message, Beat):
+            self._beat()  # ours goes with it: one wake-up for both, here and at the monitor
+            return
         self._say(message)
         if isinstance(message, Ready) and self._memory is not None:
             self._memory.keep()
@@ -261,13 +268,20 @@ class Supervisor:
         if self._up is not None:
             self._up.send(message)
 
-    async def _beat(self) -> None:
-        """Liveness to the monitor; fences an executor that the kernel shows as stopped."""
+    async def _look(self) -> None:
+        """Fence an executor that the kernel shows as stopped; beat where it does not."""
         while True:
-            self._faults.beat(self._send_beat)
-            await asyncio.sleep(self._timing.beat_s)
+            await next_look(self._timing.beat_s)
+            now_s = self._clock.now_s()
             if self._executor is not None:
-                self._executor.check_stopped(self._clock.now_s(), self._faults.stopped_at_s)
+                self._executor.check_stopped(now_s, self._faults.stopped_at_s)
+            if now_s - self._beat_s > self._timing.report_s + self._timing.beat_s / 2:
+                self._beat()
+
+    def _beat(self) -> None:
+        """Liveness to the monitor, whatever the executor does, and the executor's progress."""
+        self._beat_s = self._clock.now_s()
+        self._faults.beat(self._send_beat)
 
     def _send_beat(self) -> None:
         if self._up is not None:

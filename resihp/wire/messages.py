@@ -324,11 +324,25 @@ class Joined(_Message, frozen=True, kw_only=True):
     moved_bytes: int
 
 
+class Observed(_Message, frozen=True, kw_only=True):
+    """When each instruction of an iteration began and ended on this rank.
+
+    64-bit integers by index into the program, ns of the device's clock; 0: did nothing.
+    """
+
+    generation: int
+    step: int
+    starts_ns: bytes
+    ends_ns: bytes
+
+
 class StepDone(_Message, frozen=True, kw_only=True):
     """One iteration is committed on this rank."""
 
     generation: int
     record: StepRecord
+    observed: Observed | None = None
+    """The newest times that are complete, where they have not been told: a message less."""
 
 
 class Audited(_Message, frozen=True, kw_only=True):
@@ -340,18 +354,6 @@ class Audited(_Message, frozen=True, kw_only=True):
     """Tensors whose replicas are not equal, with their ranks; the first few."""
     num_shards: int
     """Of parameters and moments, that were compared with those of other ranks."""
-
-
-class Observed(_Message, frozen=True, kw_only=True):
-    """When each instruction of an iteration began and ended on this rank.
-
-    64-bit integers by index into the program, ns of the device's clock; 0: did nothing.
-    """
-
-    generation: int
-    step: int
-    starts_ns: bytes
-    ends_ns: bytes
 
 
 class At(_Message, frozen=True, kw_only=True):

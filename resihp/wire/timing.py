@@ -14,9 +14,13 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, all from `[job] detect_within_s`."""
 
     beat_s: float
-    """Period of beats and of the supervisor's look at its executor."""
+    """Period of the looks at each process's state, of pulses, and of a node's beats."""
+    report_s: float
+    """Period at which an executor says how far it is, and its supervisor that it is there. A death
+    is seen by its socket and a stopped process by its state, so only silence waits for this."""
     stopped_s: float
-    """An executor that the kernel shows as stopped this long is fenced."""
+    """A process that the kernel shows as stopped this long is killed: at the third look in a row,
+    also where looks are a little early or late."""
     silent_s: float
     """A supervisor that sends nothing this long is counted as lost."""
     unheard_s: float
@@ -75,18 +79,20 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     def hang_bound_s(self, longest_chunk_s: float | None) -> float:
         """How long all may stand still before one is called hung, by how long chunks take.
 
-        Before the first times are known, as long as a job may stand still at all.
+        How far ranks are is known as often as they report. Before the first times are known, as
+        long as a job may stand still at all.
         """
         if longest_chunk_s is None:
             return self.stalled_s
-        return max(self.hang_s, HANG_CHUNKS * longest_chunk_s) + 3 * self.beat_s
+        return max(self.hang_s, HANG_CHUNKS * longest_chunk_s) + self.report_s + 3 * self.beat_s
 
     @classmethod
     def from_detect_within(cls, detect_within_s: float) -> Timing:
         """The whole table for one value of the knob."""
         return cls(
             beat_s=detect_within_s / 5,
-            stopped_s=detect_within_s / 2,
+            report_s=detect_within_s,
+            stopped_s=0.3 * detect_within_s,
             silent_s=max(5 * detect_within_s, 5.0),
             unheard_s=max(5 * detect_within_s, 5.0),
             handshake_s=max(5 * detect_within_s, 5.0),

@@ -54,7 +54,7 @@ class Supervisor(Process):
             self.executor.dead = True
         else:
             self.start()
-        self.every(cluster.timing.beat_s, self.beat)
+        self.every(cluster.timing.report_s, self.beat)
         self.connect()
 
     def start(self) -> None:
@@ -118,6 +118,7 @@ class Supervisor(Process):
                 self.send(Resent(has_executor=self.has_executor))
                 for again in self.replay.messages(message.from_step):
                     self.send(again)
+                self.beat()
             case _:
                 self.down(message)
 

@@ -87,13 +87,14 @@ def test_times_that_do_not_fit_the_program_are_not_kept():
     times = bytes(8 * len(expand(plan, 0).instrs))
     fits = Observed(generation=1, step=0, starts_ns=times, ends_ns=times)
     desk.say(0, fits)
+    desk.say(1, StepDone(generation=1, record=record_of(0), observed=fits))
     for wrong in (
         {"starts_ns": times[:-8]},
         {"ends_ns": times + b"x"},
         {"generation": 7},
     ):
         desk.say(0, msgspec.structs.replace(fits, **wrong))
-    assert desk.all_of(Seen) == [Seen(0, fits)]
+    assert desk.all_of(Seen) == [Seen(0, fits), Seen(1, fits)]
     refused = [log.fields for log in desk.all_of(Log) if log.kind == "times_refused"]
     assert [fields["rank"] for fields in refused] == [0, 0]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from resihp.monitor.replay import Replay
 from resihp.wire.messages import (
     ExecutorExited,
     ExecutorStarted,
     Finished,
     Joined,
+    Observed,
     Ready,
     SaveFailed,
     StepDone,
@@ -52,6 +55,13 @@ def test_a_new_executor_voids_what_the_last_one_said():
     again = ExecutorStarted(pid=8)
     memory.keep(again)
     assert memory.messages(0) == [again, done(0)]
+
+
+def test_times_are_not_said_again():
+    """They are of use while they are new, and thousands of steps are remembered."""
+    observed = Observed(generation=1, step=0, starts_ns=bytes(8), ends_ns=bytes(8))
+    timed = msgspec.structs.replace(done(0), observed=observed)
+    assert replay(STARTED, timed).messages(0) == [STARTED, done(0)]
 
 
 def test_trouble_is_said_again():

@@ -61,10 +61,12 @@ def test_a_silent_supervisor_is_to_be_killed():
 
 
 def test_a_stopped_supervisor_is_to_be_killed_sooner():
-    """Once the kernel has shown it so for `stopped_s` without a break."""
+    """Once the kernel has shown it so at three looks in a row, be they early or late."""
     ranks = roster()
     ranks.connected(0, 0.0)
-    assert ranks.to_kill([0], 0.0) == {}
-    assert ranks.to_kill([], 0.2) == {}
-    assert ranks.to_kill([0], 0.4) == {}
-    assert ranks.to_kill([0], 0.4 + TIMING.stopped_s).keys() == {0}
+    looks = [(number + late) * TIMING.beat_s for number, late in enumerate((0, 0, 0, 0.3, 0))]
+    assert ranks.to_kill([0], looks[0]) == {}
+    assert ranks.to_kill([], looks[1]) == {}
+    assert ranks.to_kill([0], looks[2]) == {}
+    assert ranks.to_kill([0], looks[3]) == {}
+    assert ranks.to_kill([0], looks[4]).keys() == {0}

@@ -13,8 +13,9 @@ __all__ = ["MEANINGS", "ORDER", "Timeout", "check_order", "timeouts"]
 
 TOPIC = "timeouts"
 MEANINGS = {
-    "beat_s": "period of heartbeats, and of the look at each process's state",
-    "stopped_s": "a process that the kernel shows as stopped (SIGSTOP) this long is killed",
+    "beat_s": "period of the look at each process's state, and of a node's beats",
+    "report_s": "period at which an executor, and its supervisor for it, says how far it is",
+    "stopped_s": "a process shown as stopped (SIGSTOP) longer, so at three looks, is killed",
     "silent_s": "a supervisor that says nothing this long counts as lost",
     "unheard_s": "a coordinator or monitor that hangs this long, and computes nothing, is killed",
     "handshake_s": "for a stranger to prove itself; and for unacknowledged data on a connection",
@@ -37,7 +38,9 @@ ORDER = (
     ("beat_s", "lease_s", "a lost beat or two is no lost coordinator"),
     ("beat_s", "unheard_s", "a process is looked at more than once before it hangs"),
     ("unheard_s", "fence_s", "a hung coordinator is replaced before executors are killed"),
-    ("beat_s", "silent_s", "a lost beat or two is no lost supervisor"),
+    ("beat_s", "report_s", "the state of a process is known before it says anything"),
+    ("report_s", "silent_s", "a lost beat or two is no lost supervisor"),
+    ("report_s", "hang_s", "a rank that gets on says so in time"),
     ("stopped_s", "silent_s", "a stopped process is seen before it counts as silent"),
     ("lease_s", "decide_s", "nodes are asked more than once to write a plan down"),
     ("lease_s", "fence_s", "a new coordinator comes before executors are killed"),

@@ -18,6 +18,7 @@ import msgspec
 from resihp.errors import AuthError
 from resihp.monitor.inject import die, hang
 from resihp.monitor.keeper import MAX_QUICK_ENDS, Keeper
+from resihp.monitor.looks import next_look
 from resihp.monitor.node.brief import Brief, NoteFile
 from resihp.monitor.node.election import Election
 from resihp.monitor.node.operators import Operators
@@ -164,7 +165,7 @@ class NodeServer:
         is_wanted = self._is_wanted()
         while not self._ended.is_set():
             if not is_wanted:
-                await asyncio.sleep(self._timing.beat_s)
+                await next_look(self._timing.beat_s)
                 is_wanted = self._is_wanted()
                 continue
             code = await self._coordinator.run_one()
@@ -389,7 +390,7 @@ class NodeServer:
     async def _tick(self) -> None:
         """Once per beat: the beat of this node, and what becomes of it without a leader."""
         while True:
-            await asyncio.sleep(self._timing.beat_s)
+            await next_look(self._timing.beat_s)
             now_s = self._clock.now_s()
             watch = self._election.watch
             self._tell(self._supervisors.tick(watch.beats(now_s)))
