@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Full, Queue
+from queue import SimpleQueue
 from threading import Thread
 from typing import IO, NamedTuple
 
@@ -51,21 +51,37 @@ class ObservationLog:
 
     def __init__(self, folder: Path) -> None:
         self._writer = _Writer(folder)
-        self._queue: Queue[Seen | None] = Queue(MAX_WAITING)
+        self._queue: SimpleQueue[list[Seen] | None] = SimpleQueue()
+        self._batch: list[Seen] = []
+        self._num_handed = 0
+        """To the thread."""
+        self._num_done = 0
+        """By the thread, written or dropped."""
         self._num_dropped = 0
+        """Not handed to the thread, which was too slow."""
+        self._num_refused = 0
+        """By the disk."""
         self._error: OSError | None = None
         self._thread = Thread(target=self._write, name="observations", daemon=True)
         self._thread.start()
 
     def add(self, rank: int, observed: Observed) -> None:
-        """Append the times of one iteration of `rank`; returns at once."""
-        try:
-            self._queue.put_nowait(Seen(rank, observed))
-        except Full:
+        """Append the times of one iteration of `rank`, at the next `flush`."""
+        if len(self._batch) + self._num_handed - self._num_done < MAX_WAITING:
+            self._batch.append(Seen(rank, observed))
+        else:
             self._num_dropped += 1
+
+    def flush(self) -> None:
+        """Hand the thread what came since the last time, all at once: it wakes up for each."""
+        if self._batch:
+            self._num_handed += len(self._batch)
+            self._queue.put(self._batch)
+            self._batch = []
 
     def close(self) -> None:
         """Write what waits, and end the thread."""
+        self.flush()
         self._queue.put(None)
         self._thread.join()
         self._writer.close()
@@ -73,20 +89,22 @@ class ObservationLog:
     @property
     def trouble(self) -> str:
         """Once it is closed: what was not kept, and why; empty if all was."""
-        if not self._num_dropped:
+        num = self._num_dropped + self._num_refused
+        if not num:
             return ""
         why = "the disk was too slow" if self._error is None else str(self._error)
-        return f"the times of {self._num_dropped} iterations of ranks were not kept: {why}"
+        return f"the times of {num} iterations of ranks were not kept: {why}"
 
     def _write(self) -> None:
-        while (seen := self._queue.get()) is not None:
-            if self._error is None:
-                try:
-                    self._writer.add(seen)
-                except OSError as error:  # `trouble` tells it
-                    self._error = error
-            if self._error is not None:
-                self._num_dropped += 1
+        while (batch := self._queue.get()) is not None:
+            for seen in batch:
+                if self._error is None:
+                    try:
+                        self._writer.add(seen)
+                    except OSError as error:  # `trouble` tells it
+                        self._error = error
+                self._num_refused += self._error is not None
+                self._num_done += 1
 
 
 class _Writer:

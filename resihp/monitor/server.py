@@ -194,6 +194,7 @@ class CoordinatorServer:
             self._perform(self._helm.tick(self._clock.now_s()))
             if self._helm.leadership.leads:
                 self._run_dir.flush()
+                self._observations.flush()
 
     # --- monitors
 

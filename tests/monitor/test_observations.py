@@ -79,6 +79,16 @@ def test_a_disk_that_takes_nothing_holds_nobody_up(tmp_path):
     assert log.trouble.startswith("the times of 3 iterations of ranks were not kept: [Errno ")
 
 
+def test_what_a_slow_disk_leaves_behind_is_bounded(tmp_path, monkeypatch):
+    """What comes while too much waits is dropped, and counted."""
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    log = ObservationLog(tmp_path / "traces")
+    for step in range(5):
+        log.add(0, seen(0, step))
+    log.close()
+    assert log.trouble == "the times of 3 iterations of ranks were not kept: the disk was too slow"
+
+
 def test_a_segment_that_is_still_written_is_read_up_to_where_it_is(run):
     """A coordinator that was killed, or one that writes right now."""
     fill(run, (0, seen(0, 0)), (1, seen(1, 0)))
