@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from resihp.config import JobConfig
+from resihp.errors import UserError
 from resihp.ir.model import Plan
 from resihp.monitor.actions import Action
 from resihp.monitor.checkpoints import SavedVersion, SavePlace
@@ -41,6 +42,7 @@ from resihp.monitor.coordination.settling import Settling
 from resihp.monitor.coordination.starting import Starting
 from resihp.monitor.coordination.wishing import Wishing
 from resihp.monitor.incident import Incident
+from resihp.monitor.last_words import users_mistake
 from resihp.monitor.memory import Memory
 from resihp.monitor.planner import Planner
 from resihp.monitor.progress import Progress
@@ -108,7 +110,9 @@ class Coordinator:
             core, self._membership, self._reviving, self._running, self._planning, saving
         )
         self._starting = Starting(core, self._planning)
-        self._repeating = Repeating(core, self._opening, saving, self._rejoining, self._wishing)
+        self._repeating = Repeating(
+            core, self._starting, self._opening, saving, self._rejoining, self._wishing
+        )
         self._resuming = Resuming(core, self._membership, self._running, saving)
 
     # --- inputs
@@ -140,8 +144,11 @@ class Coordinator:
         core.now_s = now_s
         if core.phase is not Phase.STOPPING:
             if rank in core.alive:
-                core.book.ended(rank, None, seen_s)
-                self._membership.disconnected(rank, evidence)
+                if core.phase is Phase.STARTING:
+                    self._starting.disconnected(rank, evidence)
+                else:
+                    core.book.ended(rank, None, seen_s)
+                    self._membership.disconnected(rank, evidence)
             else:
                 self._rejoining.gone(rank)
         return self._taken()
@@ -174,6 +181,7 @@ class Coordinator:
         core.log("stood_still", slept_s=slept_s)
         self._liveness.stood_still(slept_s)
         self._rejoining.stood_still(slept_s)
+        self._starting.stood_still(slept_s)
         self._wishing.stood_still(slept_s)
         return self._taken()
 
@@ -297,11 +305,15 @@ class Coordinator:
             case Ready():
                 self._starting.ready(rank, message)
                 self._settling.check()
-            case Hello() if not message.has_executor and self._core.phase is not Phase.STARTING:
+            case Hello() if self._core.phase is Phase.STARTING:
+                self._starting.connected(rank, has_executor=message.has_executor)
+            case Hello() if not message.has_executor:
                 self._membership.disconnected(rank, "its supervisor was started again")
                 self._rejoining.waits(rank)
+            case ExecutorStarted():
+                self._starting.started(rank)
             case ExecutorExited():
-                self._membership.exited(rank, message)
+                self._exited(rank, message)
             case Beat():
                 self._liveness.beat(rank, message)
                 self._resuming.beat(rank, message)
@@ -344,6 +356,17 @@ class Coordinator:
                 self._running.finished(rank, message)
             case _:
                 pass  # not for the coordinator
+
+    def _exited(self, rank: int, message: ExecutorExited) -> None:
+        """The executor of a rank that is counted on ended."""
+        core, mistake = self._core, users_mistake(message)
+        if mistake is not None:
+            core.log("refused", rank=rank, why=mistake)
+            core.stop(mistake, UserError.exit_code)
+        elif core.phase is Phase.STARTING:
+            self._starting.exited(rank, message)
+        else:
+            self._membership.exited(rank, message)
 
     def _hear_of_the_lost(self, rank: int, message: Message) -> None:
         """Of a rank that no plan counts on: whether it comes back."""

@@ -129,6 +129,16 @@ class Run:
     def losses(self) -> list[float]:
         return [float(row["loss"]) for row in self.rows("metrics")]
 
+    def wait_for_executors(self, num: int) -> None:
+        """Until so many were started, which is before any of them can do anything."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            events = [*self.runs_dir.glob("*/events.jsonl")]
+            if events and len(self.events("executor_started")) >= num:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{num} executors were not started")
+
     def executor_pid(self, rank: int) -> int:
         """Of the executor that was started last."""
         *_, row = (row for row in self.events("executor_started") if row["rank"] == rank)

@@ -49,6 +49,24 @@ def test_training_goes_on_without_coordinator_or_monitor(
     assert len(terms) == 2
 
 
+@pytest.mark.parametrize("who", ["executor", "supervisor"])
+def test_who_is_killed_before_the_first_plan_is_started_again(
+    who: str, tmp_path: Path, corpus: Path
+) -> None:
+    """[T1] Nothing is lost by then, and the others wait."""
+    job = Job(steps=5, tp=1, pp=1, dp=2)
+    with running(train_command(job.write(tmp_path, corpus)), tmp_path) as run:
+        run.wait_for_executors(2)
+        pid = run.executor_pid(1) if who == "executor" else run.supervisor_pid(1)
+        os.kill(pid, signal.SIGKILL)
+        assert run.finish() == 0, run.text
+    assert "rank 1 was lost before the start" in run.text
+    assert "0 of 0 failures survived, 1 plan used" in run.text
+    assert [row["rank"] for row in run.events("executor_started")].count(1) == 2
+    (plan,) = run.events("plan")
+    assert plan["generation"] == 1
+
+
 def test_a_machine_that_slept_goes_on_as_if_nothing_had_been(tmp_path: Path, corpus: Path) -> None:
     """All processes are stopped for longer than any of them may be silent: none blames another."""
     job = Job(steps=60, tp=1, pp=1, dp=2)

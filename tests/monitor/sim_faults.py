@@ -303,6 +303,7 @@ FAMILIES = {
         terminated=True,
     ),
     "start": Family("kucmnpo", 2, at_start=True),
+    "start_returns": Family("kkuucCmMw", 5, at_start=True, traits=RETURNS),
     "returns": Family("kkku", 5, traits=RETURNS),
     "returns_control": Family("kkucCmMwb", 7, traits=RETURNS),
     "returns_nodes": Family("kkuUhnNLpo", 5, traits=RETURNS),
@@ -343,10 +344,10 @@ def _outcome(
         assert not causes or struck.intersection(causes), f"{reason}, of faults {sorted(struck)}"
         is_start = words[0] in ("before the start", "did not get ready")
         # Before the first plan is decided, whoever takes over begins with the start again.
-        begins_again = kind.at_start or not is_decided or struck.intersection("nNLpo")
-        if kind.traits.returns:  # nor is a supervisor that was started again told to begin
-            begins_again = begins_again or struck.intersection("ucCmM")
-        assert begins_again or not is_start, reason
+        begins_again = kind.at_start or not is_decided
+        if kind.traits.returns:  # who is killed is started again, also then
+            begins_again = False
+        assert begins_again or struck.intersection("nNLpo") or not is_start, reason
     if not ends:
         return "all nodes lost"
     # A node that was cut off ends alone; what the others say is the end of the job.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resihp.errors import UserError
 from resihp.monitor.coordination.core import Core, Round
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.reviving import Reviving
-from resihp.monitor.last_words import how_it_ended, own_line, users_mistake
+from resihp.monitor.last_words import how_it_ended, own_line
 from resihp.wire.messages import Beat, Close, ExecutorExited
 
 __all__ = ["Membership"]
@@ -30,32 +29,20 @@ class Membership:
     def exited(self, rank: int, message: ExecutorExited) -> None:
         """The executor of `rank` ended."""
         core = self._core
-        how, mistake = how_it_ended(message), users_mistake(message)
-        if mistake is not None:
-            core.log("refused", rank=rank, why=mistake)
-            core.stop(mistake, UserError.exit_code)
-        elif core.phase is Phase.STARTING:
-            core.alive.discard(rank)
-            core.stop(f"rank {rank} ended before the start ({how})\n{message.last_words}", 1)
-        else:
-            reason = core.round.fenced.get(rank) or message.fenced
-            evidence = f"fenced: {reason}" if reason else f"its executor ended with {how}"
-            core.book.ended(rank, message.hit_s, message.seen_s)
-            self.lose(rank, evidence, message.last_words)
-            if core.phase is not Phase.STOPPING:
-                self._rejoining.lost(rank)
-                self._nobody_left()
+        reason = core.round.fenced.get(rank) or message.fenced
+        how = how_it_ended(message)
+        evidence = f"fenced: {reason}" if reason else f"its executor ended with {how}"
+        core.book.ended(rank, message.hit_s, message.seen_s)
+        self.lose(rank, evidence, message.last_words)
+        if core.phase is not Phase.STOPPING:
+            self._rejoining.lost(rank)
+            self._nobody_left()
 
     def disconnected(self, rank: int, evidence: str) -> None:
         """The supervisor of `rank` is gone, and with it its executor."""
-        core = self._core
-        if core.phase is Phase.STARTING:
-            core.alive.discard(rank)
-            core.stop(f"rank {rank} was gone before the start: {evidence}", 1)
-        else:
-            self._rejoining.gone(rank)
-            self.lose(rank, evidence, "")
-            self._nobody_left()
+        self._rejoining.gone(rank)
+        self.lose(rank, evidence, "")
+        self._nobody_left()
 
     def lose(self, rank: int, evidence: str, last_words: str) -> None:
         """`rank` is dead: the others leave the generation, unless they run without it."""

@@ -13,6 +13,7 @@ from resihp.monitor.coordination.opening import Opening
 from resihp.monitor.coordination.phase import Phase
 from resihp.monitor.coordination.rejoining import Rejoining
 from resihp.monitor.coordination.saving import Saving
+from resihp.monitor.coordination.starting import Starting
 from resihp.monitor.coordination.wishing import Wishing
 from resihp.wire.messages import Close, Go, Resend
 
@@ -25,12 +26,14 @@ class Repeating:
     def __init__(
         self,
         core: Core,
+        starting: Starting,
         opening: Opening,
         saving: Saving,
         rejoining: Rejoining,
         wishing: Wishing,
     ) -> None:
         self._core = core
+        self._starting = starting
         self._wishing = wishing
         self._rejoining = rejoining
         self._opening = opening
@@ -48,6 +51,8 @@ class Repeating:
             self._rejoining.repeat(rank)
         for rank in sorted(core.alive & set(ranks)):
             match core.phase:
+                case Phase.STARTING:
+                    self._starting.repeat(rank)
                 case Phase.SETTLING if rank not in core.round.settled:
                     core.send(rank, Close(generation=core.generation))
                 case Phase.OPENING:
