@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo fuzz test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor bench-iteration bench-chunks gpu-check clean bench-heartbeats
+.PHONY: bench-watched demo fuzz test lint types unit oracle parity nightly kills reconfigure bench-language replay bench-simulator bench-membership pictures gap never-worse uniformity amplification bench-schedules bench-compiler bench-search bench-emulated bench-interpreter bench-executor bench-iteration bench-chunks gpu-check clean bench-heartbeats
 .DELETE_ON_ERROR:
 
 # Train and lose a rank half-way; then the same job without the loss, and the two compared.
@@ -180,3 +180,7 @@ bench-state: $(VENV)/.run
 # A step of a job in which nothing fails, beside one without anything around the executors.
 bench-step: $(VENV)/.run
 	$(BIN)/python benchmarks/fault_free.py $(ARGS)
+
+# The same within one job, whose watchers stand still in turn: exact to half a percent.
+bench-watched: $(VENV)/.run
+	$(BIN)/python benchmarks/watched.py $(ARGS)

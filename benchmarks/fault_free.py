@@ -113,12 +113,13 @@ tokens = 512
 
 def step_ms(seen: Iterable[Observed]) -> float:
     """Mean time between the begins of iterations."""
-    begins_ns = [_begin_ns(each) for each in sorted(seen, key=lambda each: each.step)]
+    begins_ns = [begin_ns(each) for each in sorted(seen, key=lambda each: each.step)]
     counted = begins_ns[WARM_UP:]
     return 1e-6 * (counted[-1] - counted[0]) / (len(counted) - 1)
 
 
-def _begin_ns(observed: Observed) -> int:
+def begin_ns(observed: Observed) -> int:
+    """When the first instruction of an iteration began."""
     return min(begin for begin in array("q", observed.starts_ns) if begin)
 
 

@@ -130,6 +130,7 @@ class RunDir:
                 "tokens_per_s": record.num_tokens / record.duration_s,
                 "iteration_s": record.duration_s,
                 "generation": generation,
+                "snapshot": record.snapshot,
             },
         )
         self._append("ledger", {"step": record.step, "samples": record.samples})

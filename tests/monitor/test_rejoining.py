@@ -528,6 +528,45 @@ def test_where_no_plan_can_do_without_a_rank_its_new_executor_takes_its_place():
     run_steps(desk, 1)
 
 
+@pytest.mark.parametrize("gone", [(1,), (0, 1)])
+def test_supervisors_that_were_killed_are_waited_for_where_nothing_goes_without_them(
+    gone: tuple[int, ...],
+):
+    """Also where nobody is left: they are started again, and snapshots are in shared memory."""
+    desk = alone()
+    for rank in gone:
+        desk.gone(rank)
+    for rank in {0, 1} - set(gone):
+        settle_with(desk, rank, sealed(1, 1, 4))
+    desk.wait(desk.timing.silent_s / 2)
+    assert desk.end is None
+    for rank in gone:
+        desk.say(rank, Hello(pid=7, has_executor=False))
+    assert [rank for rank, _ in desk.sent(Respawn)] == list(gone)
+    for rank in gone:
+        return_(desk, rank)
+    for rank in gone:
+        seals = [sealed(rank, 1, 4)]
+        settle_with(desk, rank, *seals, layouts=(0,))
+    assert desk.phase is Phase.OPENING
+    assert desk.last_deploy().commit.version == 4
+
+
+@pytest.mark.parametrize("gone", [(1,), (0, 1)])
+def test_supervisors_that_do_not_come_back_end_the_job(gone: tuple[int, ...]):
+    """After the bound of silence, with 4."""
+    desk = alone()
+    for rank in gone:
+        desk.gone(rank)
+    for rank in {0, 1} - set(gone):
+        settle_with(desk, rank, sealed(1, 1, 4))
+    desk.wait(desk.timing.silent_s / 2, beats=BEAT)
+    assert desk.end is None
+    desk.wait(desk.timing.silent_s, beats=BEAT)
+    assert desk.end is not None
+    assert desk.end.exit_code == 4
+
+
 def test_where_no_plan_is_left_ranks_that_are_back_are_taken_in_before_they_are_trusted():
     """The lost member's shard comes from its snapshot, and the iteration is redone."""
     desk = desk_of(pp=2, dp=2)

@@ -91,6 +91,7 @@ def test_a_step_is_a_row_of_metrics_and_one_of_the_ledger(run_dir: RunDir):
             "tokens_per_s": 1024.0,
             "iteration_s": 0.5,
             "generation": 2,
+            "snapshot": False,
         }
     ]
     assert rows(run_dir, "ledger") == [{"step": 3, "samples": [8, 1]}]

@@ -53,6 +53,8 @@ class Rejoining:
         """Since when executors start that are not ready."""
         self._dead: set[int] = set()
         """Ranks whose supervisor is there and has no executor."""
+        self._away_s: dict[int, float] = {}
+        """Since when supervisors are gone that may be started again."""
         self._idle_s: dict[int, float] = {}
         """Since when supervisors beat of which nothing else is known."""
         self._given_up: set[int] = set()
@@ -117,8 +119,10 @@ class Rejoining:
             core.say(f"rank {rank} is not started again: {many} starts without a step of its own")
 
     def gone(self, rank: int) -> None:
-        """Its supervisor is gone too: nobody is there who could start it."""
+        """Its supervisor is gone too: nobody is there who could start it, but one may come."""
         self._forget(rank)
+        if self._core.job.rejoin.restarts:
+            self._away_s[rank] = self._core.now_s
         self.distrust()
         self._restarts.forget(rank)
 
@@ -165,8 +169,10 @@ class Rejoining:
 
     @property
     def awaited(self) -> set[int]:
-        """Ranks whose executor starts, or will."""
-        return self._starting_s.keys() | self._restarts.planned
+        """Ranks whose executor starts, or will, or whose supervisor has only just gone."""
+        away_s, core = self._away_s, self._core
+        may_come = {rank for rank in away_s if core.now_s - away_s[rank] <= core.timing.silent_s}
+        return self._starting_s.keys() | self._restarts.planned | may_come
 
     def _is_known(self, rank: int) -> bool:
         return rank in self._dead or rank in self._starting_s or rank in self._core.returned
@@ -174,6 +180,7 @@ class Rejoining:
     def _forget(self, rank: int) -> None:
         self._core.returned.discard(rank)
         self._starting_s.pop(rank, None)
+        self._away_s.pop(rank, None)
         self._idle_s.pop(rank, None)
         self._dead.discard(rank)
         self._perhaps_returned.discard(rank)
@@ -202,13 +209,14 @@ class Rejoining:
 
     def stood_still(self, slept_s: float) -> None:
         """This process did, for `slept_s`: starts have so much longer."""
-        put_off((self._starting_s, self._idle_s), slept_s, self._core.now_s)
+        put_off((self._starting_s, self._away_s, self._idle_s), slept_s, self._core.now_s)
 
     # --- back, but not yet counted on
 
     def started(self, rank: int) -> None:
         """An executor of a lost rank was started, by us or with a new supervisor."""
         core = self._core
+        self._away_s.pop(rank, None)
         self._dead.discard(rank)
         if rank in self._starting_s:
             return
