@@ -67,6 +67,19 @@ def test_who_is_killed_before_the_first_plan_is_started_again(
     assert plan["generation"] == 1
 
 
+def test_the_only_supervisor_is_waited_for(tmp_path: Path, corpus: Path) -> None:
+    """[T6] Nobody is left for a moment; the snapshot in shared memory is."""
+    job = Job(steps=40, tp=1, pp=1, dp=1, sections="[state]\nsnapshot_every = 1\n")
+    with running(train_command(job.write(tmp_path, corpus)), tmp_path) as run:
+        run.read_to_step(5)
+        os.kill(run.supervisor_pid(0), signal.SIGKILL)
+        assert run.finish() == 0, run.text
+    assert "1 of 1 failures survived" in run.text
+    (waited,) = run.events("waits_for_restarts")
+    assert waited["ranks"] == [0]
+    assert [row["step"] for row in run.rows("ledger")] == list(range(40))
+
+
 def test_a_machine_that_slept_goes_on_as_if_nothing_had_been(tmp_path: Path, corpus: Path) -> None:
     """All processes are stopped for longer than any of them may be silent: none blames another."""
     job = Job(steps=60, tp=1, pp=1, dp=2)
