@@ -130,8 +130,8 @@ def hang(folder: Path) -> Iterator[Line]:
     code = asyncio.run(played.play(iter(()), chaos))
     found = detections_ms(played.rows("events"), "hold_gil")
     timing = Timing.from_detect_within(1.0)
-    # Chunks of this job are far shorter; what moved last is known a report later.
-    bound_s = timing.hang_bound_s(0.0) + timing.report_s
+    # Chunks of this job are far shorter; what moved last is known a report and two beats later.
+    bound_s = timing.hang_bound_s(0.0) + timing.report_s + 2 * timing.beat_s
     said = f"{found[0]:.0f} ms" if found else f"not: exit code {code}"
     yield Line("silent hang noticed", f"{bound_s:.1f} s + fence", said, is_wrong=code != 0)
 
