@@ -34,6 +34,7 @@ class Starting:
     def ready(self, rank: int, message: Ready) -> None:
         """`rank` can be deployed to."""
         core = self._core
+        self._back(rank)
         core.ready[rank] = message
         digests = {ready.dataset_digest for ready in core.ready.values()}
         if len(digests) > 1:
@@ -83,6 +84,7 @@ class Starting:
 
     def started(self, rank: int) -> None:
         """There is a new executor of `rank`."""
+        self._back(rank)
         self._dead.discard(rank)
         self._restarts.forget(rank)
 
