@@ -181,6 +181,6 @@ bench-state: $(VENV)/.run
 bench-step: $(VENV)/.run
 	$(BIN)/python benchmarks/fault_free.py $(ARGS)
 
-# The same within one job, whose watchers stand still in turn: exact to half a percent.
+# What the watchers alone cost, within one job: they stand still in turn.
 bench-watched: $(VENV)/.run
 	$(BIN)/python benchmarks/watched.py $(ARGS)

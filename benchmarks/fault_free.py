@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "executor"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "ir"))
 
 from fleet import Fleet
-from options import at_least
+from options import at_least, some_of
 from parity_crew import TrainTo, leave, session_of
 from run_work import Site
 
@@ -176,12 +176,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What surviving costs while nothing fails.")
     parser.add_argument("--rounds", type=at_least(1), default=5, help="(default: %(default)s)")
     parser.add_argument("--steps", type=at_least(10), default=40, help="(default: %(default)s)")
-    parser.add_argument("--ranks", default="2,8", help="2, 8 or both (default: %(default)s)")
+    parser.add_argument(
+        "--ranks", type=some_of(LAYOUTS), default="2,8", help="2, 8 or both (default: %(default)s)"
+    )
     args = parser.parse_args()
-    counts = args.ranks.split(",")
-    if unknown := set(counts) - {str(number) for number in LAYOUTS}:
-        parser.error(f"no layout of {', '.join(sorted(unknown))} ranks")
-    for count in map(int, counts):
+    for count in args.ranks:
         print_times(count, measured(count, args.rounds, args.steps))
 
 

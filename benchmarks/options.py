@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -16,3 +16,16 @@ def at_least(least: int) -> Callable[[str], int]:
         return number
 
     return count
+
+
+def some_of(known: Collection[int]) -> Callable[[str], list[int]]:
+    """The `type` of an option that names some of `known` numbers, with commas between."""
+
+    def numbers(text: str) -> list[int]:
+        words = text.split(",")
+        if not set(words) <= set(map(str, known)):
+            names = ", ".join(map(str, known))
+            raise argparse.ArgumentTypeError(f"{text!r}: there are {names}")
+        return [int(word) for word in words]
+
+    return numbers

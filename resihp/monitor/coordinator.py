@@ -46,6 +46,7 @@ from resihp.monitor.last_words import users_mistake
 from resihp.monitor.memory import Memory
 from resihp.monitor.planner import Planner
 from resihp.monitor.progress import Progress
+from resihp.monitor.restarts import Restarts
 from resihp.wire.messages import (
     At,
     Audited,
@@ -91,7 +92,8 @@ class Coordinator:
         """`place`: where versions are saved; None: nowhere."""
         self._core = core = Core(job, now_s)
         self._progress = progress = Progress(now_s)
-        self._rejoining = Rejoining(core, planner)
+        restarts = Restarts(job.rejoin.restarts, core.timing.silent_s)
+        self._rejoining = Rejoining(core, planner, restarts)
         self._saving = saving = Saving(core, place)
         self._reviving = Reviving(core, self._rejoining, saving)
         self._membership = Membership(core, self._rejoining, self._reviving)
@@ -109,7 +111,7 @@ class Coordinator:
         self._settling = Settling(
             core, self._membership, self._reviving, self._running, self._planning, saving
         )
-        self._starting = Starting(core, self._planning)
+        self._starting = Starting(core, self._planning, restarts)
         self._repeating = Repeating(
             core, self._starting, self._opening, saving, self._rejoining, self._wishing
         )

@@ -62,6 +62,7 @@ def test_the_schedules_reach_the_rare_cases():
         pytest.param("state", 1004, id="deployed into a generation that went on"),
         pytest.param("state", 2036, id="told so, which was lost with a monitor"),
         pytest.param("saves_nodes", 5707, id="told to load, which only some had heard"),
+        pytest.param("saves_nodes", 93207, id="given a place before it said it was ready"),
         pytest.param("snapshots_control", 245, id="all lost before anything was trained"),
         pytest.param("snapshots_control", 5752, id="asked a peer that had gone on"),
         pytest.param("terminated", 3832, id="a disk that takes too long"),

@@ -6,6 +6,7 @@ import msgspec
 from coordinator_cases import Desk, exited, job_of, ready
 
 from resihp.config import RejoinConfig
+from resihp.monitor.actions import Log
 from resihp.monitor.coordinator import Phase
 from resihp.wire.messages import ExecutorExited, ExecutorStarted, Hello, Resend, Respawn
 
@@ -78,6 +79,32 @@ def test_who_dies_again_and_again_ends_the_job():
     assert desk.end.exit_code == 1
     assert desk.end.reason.startswith("rank 1 ended before the start (signal 9)")
     assert len(respawned(desk)) == RESTARTS
+
+
+def test_the_first_step_gives_the_budget_back():
+    """It is the one that counts later, also under another coordinator."""
+    desk = desk_of()
+    desk.say(1, killed(1))
+    desk.say(1, ExecutorStarted(pid=7))
+    desk.say(1, ready())
+    desk.join()
+    desk.step(0)
+    proved = [log.fields["ranks"] for log in desk.all_of(Log) if log.kind == "took_part"]
+    assert proved == [[1]]
+
+
+def test_what_was_to_hit_an_executor_before_the_start_is_forgotten():
+    """A later loss of the rank was not seen that late."""
+    desk = desk_of()
+    desk.coordinator.hit(2, 0.0)
+    desk.say(2, killed(2))
+    desk.say(2, ExecutorStarted(pid=7))
+    desk.say(1, ready())
+    desk.say(2, ready())
+    desk.join()
+    desk.gone(2)
+    (incident,) = desk.coordinator.incidents
+    assert incident.hit_s is None
 
 
 def test_without_restarts_the_first_loss_ends_the_job():

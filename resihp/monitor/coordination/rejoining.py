@@ -41,11 +41,11 @@ class Growth(NamedTuple):
 class Rejoining:
     """Of the ranks that are not alive."""
 
-    def __init__(self, core: Core, planner: Planner) -> None:
+    def __init__(self, core: Core, planner: Planner, restarts: Restarts) -> None:
         self._core = core
         self._planner = planner
         rejoin = core.job.rejoin
-        self._restarts = Restarts(rejoin.restarts, core.timing.silent_s)
+        self._restarts = restarts
         good = rejoin.good_iterations
         self._patience = Patience(good_iterations=good, most_iterations=max(1024, good))
         self._trust = Trust()
@@ -311,14 +311,16 @@ class Rejoining:
     def interrupted(self) -> None:
         """The generation ended in another way: what was decided for its end is void.
 
-        Ranks that were to come in with the next one hold nothing yet, and wait again.
+        Ranks that were to come in with the next one hold nothing yet, and wait again: those that
+        told this coordinator that they can be deployed to, the others once they have.
         """
         core = self._core
         self._growth = None
         for rank in core.newcomers:
             core.alive.discard(rank)
             core.lost.append(rank)
-            core.returned.add(rank)
+            if rank in core.ready:
+                core.returned.add(rank)
         core.newcomers.clear()
 
     def admit(self) -> Growth | None:

@@ -20,10 +20,11 @@ __all__ = ["Starting"]
 class Starting:
     """Waits for all ranks, then opens the first generation."""
 
-    def __init__(self, core: Core, planning: Planning) -> None:
+    def __init__(self, core: Core, planning: Planning, restarts: Restarts) -> None:
+        """`restarts` are those of all lost ranks: the first step gives its ranks theirs back."""
         self._core = core
         self._planning = planning
-        self._restarts = Restarts(core.job.rejoin.restarts, core.timing.silent_s)
+        self._restarts = restarts
         self._dead: set[int] = set()
         """Ranks without an executor, whose supervisor is there."""
         self._away: dict[int, str] = {}
@@ -64,6 +65,7 @@ class Starting:
         """The supervisor of `rank` is gone, and with it its executor; another one may come."""
         core = self._core
         core.ready.pop(rank, None)
+        core.book.forget(rank)
         self._dead.discard(rank)
         self._restarts.forget(rank)
         if core.job.rejoin.restarts:
@@ -96,6 +98,7 @@ class Starting:
     def _start_again(self, rank: int, evidence: str) -> bool:
         core = self._core
         core.ready.pop(rank, None)
+        core.book.forget(rank)
         self._back(rank)
         if not self._restarts.plan(rank, core.now_s):
             return False
